@@ -66,7 +66,8 @@ enum dl_ring_word {
     DL_HEAD = 18,         /* offset at which the next record begins */
     DL_FLUSHED = 20,      /* offset up to which the database has everything */
     DL_FLUSHED_LAST = 21, /* as LAST, for FLUSHED */
-    DL_FLOOR = 22         /* offset below which nothing is found */
+    DL_FLOOR = 22,        /* offset below which nothing is found */
+    DL_CARRYING = 23      /* offset up to which a commit under way brings everything into the database; else 0 */
 };
 
 enum dl_kind { DL_REMOVAL, DL_RECORD, DL_ROW }; /* there is no entry, an entry without further columns, one with */

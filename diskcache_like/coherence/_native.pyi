@@ -26,6 +26,7 @@ HEAD: Final[int]
 FLUSHED: Final[int]
 FLUSHED_LAST: Final[int]
 FLOOR: Final[int]
+CARRYING: Final[int]
 
 # What `Lock.try_acquire` and `Lock.wait` return.
 TAKEN: Final[int]
@@ -173,7 +174,9 @@ class Shard:
         longest: int,
         /,
     ) -> Shard: ...
-    def append(self, expected: int, home: int, stored_key: bytes, value: bytes | None, /, *columns: object) -> int:
+    def append(
+        self, expected: int, version: int, home: int, stored_key: bytes, value: bytes | None, /, *columns: object
+    ) -> int:
         """Append a record under the write lock; return the slot's new generation, or 0, with nothing done.
 
         `expected`: the generation that the slot must have, 0 for any.

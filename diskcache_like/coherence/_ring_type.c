@@ -127,7 +127,7 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *named)
         return NULL;
     }
     size = (uint64_t)self->buffer.len;
-    if (page <= 8 * DL_FLOOR || page % 8 || capacity % 8 || !capacity || !prime || prime > slots || (uint64_t)page > size
+    if (page <= 8 * DL_CARRYING || page % 8 || capacity % 8 || !capacity || !prime || prime > slots || (uint64_t)page > size
         || capacity > size - (uint64_t)page || slots > (size - (uint64_t)page - capacity) / 8
         || (uintptr_t)self->buffer.buf % 8) {
         PyErr_SetString(PyExc_ValueError, "the ring lies outside of the buffer, or across words of the memory");
@@ -203,9 +203,10 @@ static PyObject *ring_read(PyObject *self, PyObject *const *args, Py_ssize_t cou
     dl_header header;
     enum dl_found found;
     PyObject *packed;
+    int is_carrying = dl_load(((Ring *)self)->ring.words + DL_CARRYING) != 0; /* before the walk */
     if (!takes("read", count, 2) || !is_searched(self, args, &header, &body, &found))
         return NULL;
-    if (found == DL_DAMAGED || closed(self))
+    if ((is_carrying && found != DL_NOTHING) || found == DL_DAMAGED || closed(self))
         packed = Py_NewRef(Py_False);
     else if (found == DL_NOTHING)
         packed = Py_NewRef(Py_None);
@@ -457,11 +458,13 @@ static void shard_dealloc(PyObject *self)
 
 static PyObject *shard_append(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
-    uint64_t expected, stamp;
+    uint64_t expected, version, stamp;
     dl_header header;
     char *body;
-    if (!takes("append", count, 9) || !is_word(args[0], &expected) || !(body = record_of(args + 1, &header)))
+    if (!takes("append", count, 10) || !is_word(args[0], &expected) || !is_word(args[1], &version)
+        || !(body = record_of(args + 2, &header)))
         return NULL;
+    header.tick = version;
     stamp = dl_append(&((Shard *)self)->shard, me(), &header, body, expected);
     PyMem_Free(body);
     return PyLong_FromUnsignedLongLong(stamp);

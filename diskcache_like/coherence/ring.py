@@ -18,6 +18,9 @@ LAST, HEAD, the table.
   writer that dies in between leaves them to be flushed once more, and nothing newer can be in the database by then.
 * FLOOR is where walks end. Whoever writes the database in another way, when everything is flushed, sets it to HEAD
   before the commit: so no reader takes a record for newer than that commit.
+* CARRYING is not 0 while a commit is under way that brings what waits into the database, and more beside. FLOOR can be
+  raised only after it, so a reader that sees this word before its walk asks the database which of the two is newer. A
+  writer that dies leaves it set; then only the database knows what was committed (`WriteBuffer.mend`).
 
 Readers need no lock. They copy a record, then look at RESERVED again, then compare the header's checksum; the content
 verifies itself, as in a row. Loads that acquire and stores that release keep that order on every CPU.
@@ -46,6 +49,7 @@ LEAST_CAPACITY: int = 1 << 14
 LEAST_SLOTS: int = 2  # of which the smallest prime is one
 MOST_CAPACITY: Final = 1 << 30  # what the setting allows
 
+_HIDDEN: Final = 8  # bytes before HEAD in which no record begins, as each is longer; so all is hidden and yet marked
 _MAGIC: Final = int.from_bytes(b"dcl-buf\1", "big")
 _LOW: Final = (1 << 32) - 1
 _MARK: Final = Struct("<QQI")
@@ -61,6 +65,7 @@ class Word:
     FLUSHED: Final = _native.FLUSHED
     FLUSHED_LAST: Final = _native.FLUSHED_LAST
     FLOOR: Final = _native.FLOOR
+    CARRYING: Final = _native.CARRYING
 
 
 class Written(NamedTuple):
@@ -203,6 +208,7 @@ class Ring:
         words[Word.HEAD] = head
         words[Word.FLUSHED] = words[Word.FLOOR] = flushed
         words[Word.FLUSHED_LAST] = _joined(first, flushed)
+        words[Word.CARRYING] = 0
         words[Word.MAGIC], words[Word.CAPACITY], words[Word.SLOTS] = _MAGIC, self.capacity, self.slots
         words[Word.FILE], words[Word.EPOCH], words[Word.ID] = self.file, epoch, number
         words[Word.BOOT] = boot_id()
@@ -285,6 +291,18 @@ class Ring:
         words = self.words
         words[Word.FLUSHED_LAST] = _joined(mark.last, mark.flushed)
         words[Word.FLUSHED] = mark.flushed
+
+    def carry(self, mark: Mark) -> None:
+        """Say that a commit under way brings everything up to a mark at HEAD into the database, and more beside."""
+        self.words[Word.CARRYING] = mark.flushed
+
+    def carried(self, mark: Mark) -> None:
+        """Let no reader find what such a commit has brought into the database, and the next record follow its mark."""
+        words = self.words
+        self.flushed(mark)
+        self.follow(mark)
+        words[Word.FLOOR] = mark.flushed - _HIDDEN
+        words[Word.CARRYING] = 0
 
     def drop(self, mark: Mark) -> None:
         """Forget everything up to a mark at HEAD that the database has by now; the lock is held.

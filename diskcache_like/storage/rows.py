@@ -27,7 +27,30 @@ _DISPLACED, _NEXT_EXPIRE = Header.DISPLACED, Header.NEXT_EXPIRE  # for the hot p
 _blob = bytearray
 _ALONE = [0, None, None, None, None]  # of a row without file, original key and queue
 
-Plain = tuple[int, bytearray, int, bytearray, int]  # of a record alone: tick, record, hash, stored key, first tick
+# A row without a file, in the order of `sql.UPSERT_SMALL`: version, record, hash, stored key, first tick, expiry,
+# freshness, tags, original key, queue, number there.
+Small = tuple[
+    int,
+    bytearray,
+    int,
+    bytearray,
+    int,
+    float | None,
+    float | None,
+    str | None,
+    bytes | None,
+    bytes | None,
+    int | None,
+]
+_NO_COLUMNS = (None,) * 6  # of a row that has nothing but a record
+
+
+def small(home: int, stored_key: bytes, row: Row | bytes, version: int, seq: int) -> Small:
+    """Return a row without a file as `put_many` takes it."""
+    if not isinstance(row, Row):
+        return version, _blob(row), home, _blob(stored_key), seq, None, None, None, None, None, None
+    packed, expire, fresh, tags, _, _, original_key, queue, num = row
+    return version, _blob(packed), home, _blob(stored_key), seq, expire, fresh, tags, original_key, queue, num
 
 
 class Rows:
@@ -62,7 +85,7 @@ class Rows:
             row = Row(row)
         assert isinstance(row, Row)
         if row.expire is not None:
-            shard.header[_NEXT_EXPIRE] = min(shard.header[_NEXT_EXPIRE], microseconds(row.expire))
+            self._expires_at(row.expire)
         self._trash.expect()  # for the file that the row may have had
         place = self._place(home, stored_key) if displaced else home
         if not (known and self._replace_value(place, stored_key, row, tick)):
@@ -128,32 +151,42 @@ class Rows:
         by_uses = shard.policy.counts_uses
         return None, shard.uses[(place & HOME) % shard.slot_prime] & NEVER if by_uses else 0
 
-    def put_many(self, rows: Sequence[Plain]) -> bool:
-        """Write records alone, in order of their places, which share pages; of equal keys the last one stays.
+    def put_many(self, rows: Sequence[Small]) -> bool:
+        """Write rows without files, in order of their places, which share pages; of equal keys the last one stays.
 
         Returns False if some place is another key's: the caller writes each by itself then, in the same transaction.
         """
+        if not rows:
+            return True
         present, execute_many = self.present, self._connection.execute_many
-        if self._expects_present:
+        earliest = min((row[5] for row in rows if row[5] is not None), default=None)
+        if earliest is not None:
+            self._expires_at(earliest)
+        if self._expects_present and all(row[5:] == _NO_COLUMNS for row in rows):
             self._expects_present = execute_many(sql.UPDATE_RECORD, [row[:4] for row in rows]).rowcount == len(rows)
             if self._expects_present:
                 return True
+        self._trash.expect()
         places = list(dict.fromkeys(row[2] for row in rows))
         there = len(present(places))
         self._expects_present = there == len(places)
-        done = execute_many(sql.UPSERT_PLAIN, rows).rowcount
+        done = execute_many(sql.UPSERT_SMALL, rows).rowcount
         if there < len(places):
             self._connection.inserted = None
         is_done = done == len(rows)
         self._invalidation.count((len(places) if is_done else len(present(places))) - there)
         return is_done
 
+    def _expires_at(self, expire: float) -> None:
+        """Have entries that expire then removed in time."""
+        header = self._shard.header
+        header[_NEXT_EXPIRE] = min(header[_NEXT_EXPIRE], microseconds(expire))
+
     def touch(self, home: int, _: int, change: tuple[bytes, Touch]) -> bool:
         """Give the row of a stored key other metadata; return False if it has none."""
         stored_key, new = change
         if new.expire is not None:
-            header = self._shard.header
-            header[_NEXT_EXPIRE] = min(header[_NEXT_EXPIRE], microseconds(new.expire))
+            self._expires_at(new.expire)
         execute, place = self._connection.open().execute, self._found_place(home, stored_key)
         parameters = (new.expire, new.fresh, new.tags, new.packed, place, _blob(stored_key))
         return execute(sql.UPDATE_METADATA, parameters).rowcount > 0

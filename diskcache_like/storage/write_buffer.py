@@ -1,12 +1,12 @@
 """The write buffer of one shard: small writes are appended to its ring, and flushed to the database in batches.
 
-Any write but an append, a removal or a decision on one key flushes the buffer first, so it finds the buffer empty, and
-the rest of the package knows the database alone. Readers of one key look into the ring, then at the row; readers of
-many rows flush everything before.
+Any other write carries what waits: it becomes part of its transaction (`carriable`, `carry`), or is flushed before if
+it is too much. So the rest of the package knows the database alone. Readers of one key look into the ring, then at the
+row; readers of many rows flush everything before.
 
-Before any other commit, readers stop looking at records that are flushed (`Invalidation`). The first append after it
-stores a mark in the database: where the chain of records continues. So after a power loss, records that followed a lost
-commit are ignored.
+With any other commit, readers stop looking at records that the database has (`Invalidation`, `Ring.carried`). It, or
+the first append after it, stores a mark in the database: where the chain of records continues. So after a power loss,
+records that followed a lost commit are ignored.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from ..system.forks import token_word
 from ..system.signals import suppress
 from .opening.identity import BUFFER_MARK
 from .opening.opener import ROOM, mark_in, take_over
-from .rows import Plain, Rows
+from .rows import Rows, small
 from .shard.invalidation import WRITE_COST
 from .shard.open_shard import Appender, OpenShard
-from .shard.ownership import HOME
+from .shard.ownership import HOME, Transaction
 from .shard.row import Row
+from .shard.transactions import Carried
 from .sqlite import statements as sql
 from .sqlite.connection import FAILURES
 from .upkeep.checkpoints import CHECKPOINT_BYTES, is_due
 from .upkeep.maintenance import Maintenance
 
+CARRIED: int = 1 << 16  # bytes that a transaction of another kind takes along
 BATCH: int = 1 << 14  # keys that one transaction flushes at most
 LONGEST: int = 1 << 14  # bytes of a record that is appended
 FULL_PART: int = 4  # of the ring: the most that may wait, and that one record may take, so that it always has room
@@ -61,11 +63,13 @@ class WriteBuffer:
 
     # -- appending ----------------------------------------------------------------------------------------------------
 
-    def append_alone(self, home: int, stored_key: bytes, row: Row | bytes | None, expected: int = 0) -> int:
+    def append_alone(
+        self, home: int, stored_key: bytes, row: Row | bytes | None, expected: int = 0, version: int = 0
+    ) -> int:
         """Append the newest write of a key in one call that takes and releases the write lock; return as `write` does.
 
         Returns 0, with nothing done, if the lock is busy, anything else is due, or the slot's generation is not the
-        `expected` one, where one is named.
+        `expected` one, where one is named. `version`: that of the entry if it keeps it, else 0.
         """
         shard = self._shard
         header = shard.header
@@ -86,7 +90,7 @@ class WriteBuffer:
         appender = shard.appender
         if appender is None or appender.lock is not shard.lock or appender.ring is not shard.ring:
             return 0
-        return appender.append(expected, home, stored_key, value, *columns)
+        return appender.append(expected, version, home, stored_key, value, *columns)
 
     def takes(self, stored_key: bytes, row: Row | bytes | None) -> bool:
         """Tell whether a write can be appended: a small row without a file, None for a removal."""
@@ -108,8 +112,11 @@ class WriteBuffer:
             and len(stored_key) + len(packed) + len(tags or "") + len(original_key or b"") <= longest
         )
 
-    def write(self, home: int, stored_key: bytes, row: Row | bytes | None) -> int:
-        """Append the newest write of a key, None for a removal; return the slot's new generation."""
+    def write(self, home: int, stored_key: bytes, row: Row | bytes | None, version: int = 0) -> int:
+        """Append the newest write of a key, None for a removal; return the slot's new generation.
+
+        `version`: that of the entry if it keeps it, else 0.
+        """
         shard = self._shard
         ring = shard.ring
         assert ring is not None
@@ -130,7 +137,7 @@ class WriteBuffer:
         while True:
             tick = next_tick()
             slots[slot] = 2 * tick + 1  # odd before the record happens: no hit on what it replaces from here on
-            appended = ring.append(_written(tick, home, stored_key, row))
+            appended = ring.append(_written(version or tick, home, stored_key, row))
             slots[slot] = 2 * tick + 2
             if appended:
                 return 2 * tick + 2
@@ -207,6 +214,31 @@ class WriteBuffer:
                         self._while_all_odd(ring.hide_flushed)
                         self._rows.has_deleted = False
 
+    def carriable(self) -> Carried | None:
+        """Return what waits if a transaction about to begin can take it along; None if it has to be flushed, or not."""
+        ring = self._shard.ring
+        if ring is None or self._is_tight or not ring.is_sound() or not 0 < ring.waiting() <= CARRIED:
+            return None
+        try:
+            net, mark = self._gather(ring)
+        except DecodeError:  # `flush` says so
+            return None
+        return Carried(net, self._new_mark(ring)) if mark is not None and mark.flushed == ring.mark().flushed else None
+
+    def carry(self, txn: Transaction, carried: Carried) -> None:
+        """Write what `carriable` has returned as a part of a transaction that has just begun."""
+        self._write_net(carried.net, carried.mark)
+        txn.carried, txn.carried_added = carried.mark, txn.added
+        self._rows.has_deleted = False  # nothing of it is found once this is committed
+
+    def mend(self) -> None:
+        """Mend what a holder of the write lock left half done."""
+        ring = self._shard.ring
+        if ring is not None and ring.words[Word.CARRYING]:
+            self._mend(ring)  # the database alone knows whether the transaction was committed
+        elif ring is not None:
+            ring.mend()
+
     def discard(self, shrink: bool = False) -> int:
         """Remove every entry, and forget what waits; return how many entries the database had.
 
@@ -280,17 +312,8 @@ class WriteBuffer:
             return
         if mark is None:
             return
-        header = self._shard.header
-        cost = mark.flushed - ring.words[Word.FLUSHED] + WRITE_COST * len(net)
-        header[_WRITTEN] = header[_WRITTEN] + cost & MAX_WORD
-        # So that the next holder finds out if this one is killed between the commit and the count.
-        self._shard.generations.internal_tick()
         with self._transactions.batch():
-            try:
-                self._write(net)
-            except FAILURES as error:  # of SQLite: whoever flushes expects those of the package
-                self._connection.fail(error)
-            self._connection.put_setting(BUFFER_MARK, mark.packed())
+            self._write_net(net, mark)
         ring.flushed(mark)
         self._mark_if_tight(self._maintenance.recovery.checkpointer.left_on_disk())
 
@@ -300,9 +323,23 @@ class WriteBuffer:
             raise DecodeError("a record of the write buffer has a hash that no key has")
         return net, mark
 
+    def _write_net(self, net: dict[bytes | int, _native.Net], mark: Mark) -> None:
+        """Write what the records of each key come to, and the mark behind them, in the open transaction."""
+        shard = self._shard
+        assert shard.ring is not None
+        cost = mark.flushed - shard.ring.words[Word.FLUSHED] + WRITE_COST * len(net)
+        shard.header[_WRITTEN] = shard.header[_WRITTEN] + cost & MAX_WORD
+        # So that the next holder finds out if this one is killed between the commit and the count.
+        shard.generations.internal_tick()
+        try:
+            self._write(net)
+        except FAILURES as error:  # of SQLite: whoever flushes expects those of the package
+            self._connection.fail(error)
+        self._connection.put_setting(BUFFER_MARK, mark.packed())
+
     def _write(self, net: dict[bytes | int, _native.Net]) -> None:
         """Write what the records of each key come to."""
-        rows, plain = self._rows, list[Plain]()
+        rows, written = self._rows, list[tuple[int, bytes, Row | bytes, int, int]]()
         for key, (_, _, home, _, was_removed) in net.items():
             if was_removed and isinstance(key, bytes):
                 rows.delete(home, 0, (key, -inf))
@@ -311,18 +348,18 @@ class WriteBuffer:
         for key, (seq, tick, home, what, _) in net.items():
             if what is None or isinstance(key, int):
                 continue
-            if isinstance(what, bytes):
-                plain.append((tick, bytearray(what), home, bytearray(key), seq))
-            else:
-                row = Written._make(what)
-                columns = Row(row.packed or b"", row.expire, row.fresh, row.tags, original_key=row.original_key)
-                rows.put(home, tick, (key, columns, False), seq)
-        plain.sort(key=itemgetter(2))
+            written.append((home, key, what if isinstance(what, bytes) else _row(Written._make(what)), tick, seq))
+        written.sort(key=itemgetter(0))
         shard = self._shard
         is_special = shard.policy.counts_uses or shard.header[_DISPLACED]
-        if plain and (is_special or not rows.put_many(plain)):
-            for tick, packed, home, stored_key, seq in plain:
-                rows.put(home, tick, (bytes(stored_key), bytes(packed), False), seq)
+        if is_special or not rows.put_many([small(*each) for each in written]):
+            for home, stored_key, row, tick, seq in written:
+                rows.put(home, tick, (stored_key, row, False), seq)
+
+
+def _row(written: Written) -> Row:
+    _, _, _, packed, expire, fresh, tags, original_key, _ = written
+    return Row(packed or b"", expire, fresh, tags, original_key=original_key)
 
 
 # Expiry, freshness, tags, original key, and whether there is none of these.

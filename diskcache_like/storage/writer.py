@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 from zlib import crc32
 
 from ..coherence.contexts import end
-from ..coherence.generations import MAX_WORD, Header
+from ..coherence.generations import MAX_WORD, TICK_LIMIT, Header
 from ..coherence.ring import Written
 from ..encoding import file_names
 from ..encoding.record import RESIDUE
@@ -20,7 +20,7 @@ from ..errors import CorruptDatabase, DiskFull, StorageError
 from ..system import paths
 from ..system.forks import token_word
 from ..system.signals import reraise_signal
-from .rows import Rows
+from .rows import Rows, small
 from .shard.invalidation import WRITE_COST
 from .shard.reader import Reader, own_or_other
 from .shard.row import Decide, Remove, Row, Touch
@@ -127,7 +127,8 @@ class Writer:
         if change is None:
             return int(self._stamp(home) == stamp)
         if isinstance(change, Touch):
-            return 0  # it keeps the version, which the number of an appended write would replace
+            touched = self._touched(home, stored_key, change, self._reader.select)
+            return 0 if touched is None else self._append_alone(home, stored_key, touched[0], stamp, touched[1])
         return self._append_alone(home, stored_key, None if isinstance(change, Remove) else change, stamp)
 
     def _newest(self, home: int, stored_key: bytes) -> bytes | Literal[_None.OTHER] | None:
@@ -142,10 +143,24 @@ class Writer:
         if found is not None:
             return found if type(found) is bytes else None if found else OTHER
         rows = self._reader.select(sql.SELECT_WHOLE, (stored_key, home, home + 3))
-        for is_own, packed, file, queue in rows:
+        for is_own, packed, file, queue, *_ in rows:
             if is_own:
                 return packed if file is None and queue is None and type(packed) is bytes else OTHER
         return OTHER if rows else None
+
+    def _touched(self, home: int, stored_key: bytes, change: Touch, select: Select) -> tuple[Row, int] | None:
+        """Return the row of an entry after a touch, and its version, which stays; None if the database has to tell."""
+        found = self._shard.buffered(home, stored_key)
+        if found is not None:
+            version, original_key = found.tick, found.original_key
+        else:
+            rows = [row for row in select(sql.SELECT_WHOLE, (stored_key, home, home + 3)) if row[0]]
+            if not rows or rows[0][2] is not None or rows[0][3] is not None:  # it has a file, or is in a queue
+                return None
+            version, original_key = rows[0][4:]
+        if type(version) is not int or not 0 < version < TICK_LIMIT:
+            return None
+        return Row(*change, original_key=original_key), version
 
     def _remove_alone(self, home: int, stored_key: bytes) -> int | None:
         """Do what `remove` does; return None if that takes the lock."""
@@ -223,6 +238,8 @@ class Writer:
         if autocommit and shard.ring is not None:
             if self.buffer.takes(stored_key, row):
                 return self._append(home, stored_key, row)
+            if shard.ring.waiting():
+                return self._with_waiting(home, partial(self._put, False, arguments))
             self.buffer.flush()
         header = shard.header
         size = self._announce(row) if isinstance(row, Row) else len(row)
@@ -232,10 +249,19 @@ class Writer:
         step = self._rows.put if shard.disk.sealer is None else self._put_sealed_row
         return self._commit_one(home, autocommit, step, (stored_key, row, known))
 
-    def _append(self, home: int, stored_key: bytes, row: Row | bytes) -> int:
+    def _with_waiting(self, home: int, step: Callable[[], int]) -> int:
+        """Change the entry of a key by `step` in one transaction with what waits in the write buffer."""
+        carried = self._maintenance.before_transaction()
+        with self._transactions.batch(carried) as txn:
+            is_changed = step()
+        if txn.evicted:
+            self._maintenance.after_eviction()
+        return self._shard.slots[home % self._shard.slot_prime] if is_changed else 0
+
+    def _append(self, home: int, stored_key: bytes, row: Row | bytes, version: int = 0) -> int:
         if self._shard.disk.sealer is not None:
             row = self._data_keys.present_row(stored_key, _columns_of(row))
-        return self.buffer.write(home, stored_key, row)
+        return self.buffer.write(home, stored_key, row, version)
 
     def _put_sealed_row(self, home: int, tick: int, arguments: tuple[bytes, Row | bytes, bool]) -> bool:
         """Write a row as the present data key seals it; if that made another value file, unlink the one not needed."""
@@ -259,8 +285,9 @@ class Writer:
             if not paths.mode_of(os.path.join(shard.directory, name)):
                 raise StorageError(f"{shard.path!r}: a check removed value file {name!r} before its row was written")
             shard.header[_FILES] = 1
-            if self._connection.txn is not None:
-                self._connection.txn.files.append(row.file)
+            txn = self._connection.txn
+            if txn is not None and txn.entered:  # else the step may be taken again, with the file
+                txn.files.append(row.file)
         cost = len(row.packed) + row.size
         return cost if row.tags is None else cost + WRITE_COST * (row.tags.count(" ") + 1)  # a page of the index each
 
@@ -272,25 +299,26 @@ class Writer:
 
     def _put_many(self, _: bool, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> int:
         shard = self._shard
-        plain = [(home, stored_key, row) for home, stored_key, row in rows if type(row) is bytes]
-        special = len(plain) < len(rows) or shard.policy.counts_uses or shard.header[Header.DISPLACED]
-        if special or not self._put_plain(plain):
+        special = (
+            shard.policy.counts_uses
+            or shard.header[Header.DISPLACED]
+            or shard.disk.sealer is not None
+            or any(isinstance(row, Row) and row.file is not None for _, _, row in rows)
+        )
+        if special or not self._put_small(rows):
             for home, stored_key, row in rows:
                 self._put(False, (home, stored_key, row, False))
         return 1
 
-    def _put_plain(self, rows: Sequence[tuple[int, bytes, bytes]]) -> bool:
-        """Store records alone with one prepared statement; return False when a place belongs to another key."""
-        incoming = sum(len(packed) for _, _, packed in rows)
+    def _put_small(self, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> bool:
+        """Store rows without files with one prepared statement; return False when a place belongs to another key."""
+        incoming = sum(len(row) if type(row) is bytes else self._announce(_columns_of(row)) for _, _, row in rows)
         self._maintenance.before_write(incoming + len(rows) * PAGE_SIZE, incoming)
         shard = self._shard
         with self._invalidation.commit_many([home for home, _, _ in rows], autocommit=False):
             first = shard.generations.next_tick()
             shard.header[_TICK] = first + len(rows) - 1
-            parameters = [
-                (first + i, bytearray(packed), home, bytearray(k), first + i)
-                for i, (home, k, packed) in enumerate(rows)
-            ]
+            parameters = [small(home, key, row, first + i, first + i) for i, (home, key, row) in enumerate(rows)]
             parameters.sort(key=itemgetter(2))  # stable: of equal keys the last one stays the last
             return self._rows.put_many(parameters)
 
@@ -303,6 +331,8 @@ class Writer:
             removed = self._remove_buffered(home, stored_key) if self.buffer.takes(stored_key, None) else None
             if removed is not None:
                 return removed
+            if self._shard.ring.waiting():
+                return self._with_waiting(home, partial(self._remove, False, arguments))
             self.buffer.flush()
         self._maintenance.before_write(WRITE_COST, 0)
         return self._commit_one(home, autocommit, self._rows.delete, (stored_key, self._shard.config.clock()))
@@ -330,11 +360,17 @@ class Writer:
             return 1
         if isinstance(change, bytes | Row):
             return self._put(autocommit, (home, stored_key, change, packed is not None))
-        if autocommit and self._shard.ring is not None:
+        ring, step = self._shard.ring, partial(self._change, autocommit, home, stored_key, change)
+        if autocommit and ring is not None:
             if isinstance(change, Remove) and packed is not None and self.buffer.takes(stored_key, None):
                 return self.buffer.write(home, stored_key, None)
-            self.buffer.flush()
-        step = partial(self._change, autocommit, home, stored_key, change)
+            touched = isinstance(change, Touch) and self._touched(home, stored_key, change, self._connection.select)
+            if touched and self.buffer.takes(stored_key, touched[0]):
+                return self._append(home, stored_key, *touched)
+            if ring.waiting():
+                step = partial(self._with_waiting, home, partial(self._change, False, home, stored_key, change))
+            else:
+                self.buffer.flush()
         if autocommit and isinstance(change, Remove):
             return self._maintenance.recovery.run(step, removes=True)
         return step()

@@ -129,7 +129,6 @@ def test_a_write_waits_and_everybody_sees_it(cache: Cache, other: Cache) -> None
         lambda cache: cache.push("item"),
         lambda cache: cache.set("large", bytes(1 << 16)),
         lambda cache: cache.set_many({"more": 1}),
-        lambda cache: cache.touch("key", 100),
         lambda cache: cache.flush(),
         lambda cache: cache.sync(),
         lambda cache: cache.close(),
@@ -1352,6 +1351,41 @@ def test_a_buffer_that_lost_its_end_is_taken_over_as_far_as_it_goes(cache: Cache
         assert cut["key"] == "new"
 
 
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("key", ["text", ("a", 1), 1.5, frozenset({1, 2})])
+def test_a_touch_waits_and_changes_the_metadata_alone(cache: Cache, other: Cache, key: Any, flushed: bool) -> None:
+    cache.set(key, "value", expire=1000, tags=["a", "b"])
+    before = cache.get_entry(key)
+    if flushed:
+        other.flush()
+    rows = rows_of(cache)
+    assert other.touch(key, 50)
+    assert cache.retag(key, add=["c"], remove=["a"])
+    assert (rows_of(cache), ring_of(cache).waiting() > 0) == (rows, True)
+    for _ in range(2):
+        for reader in (cache, other):
+            entry = reader.get_entry(key)
+            assert (entry.value, entry.version, set(entry.tags)) == ("value", before.version, {"b", "c"})
+            assert entry.expire_time < before.expire_time - 900
+        cache.flush()
+    assert list(cache) == [key]
+    assert [list(cache.keys(tags=[tag])) for tag in "abc"] == [[], [key], [key]]
+    assert cache.set(key, "new", if_version=before.version)
+    assert cache.check() == []
+
+
+def test_a_touch_keeps_the_rank_that_hits_have_given(cache: Cache) -> None:
+    cache["key"] = 1
+    cache.flush()
+    with sqlite3.connect(f"{cache.directory}/cache.db") as connection:
+        connection.execute("UPDATE entry SET rank = 7")
+    for write, expected in ((lambda: cache.touch("key", 5000), 7), (lambda: cache.set("key", 2), None)):
+        assert write()  # type: ignore[no-untyped-call]
+        cache.flush()
+        assert connection.execute("SELECT rank FROM entry").fetchall() == [(expected,)]
+    connection.close()
+
+
 def test_a_failure_of_sqlite_is_told_as_one_of_the_package(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.set("key", 1, tag="a")
 
@@ -1359,7 +1393,7 @@ def test_a_failure_of_sqlite_is_told_as_one_of_the_package(cache: Cache, monkeyp
         raise sqlite3.DatabaseError("database disk image is malformed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Rows, "put", fail)
+        patch.setattr(Rows, "put_many", fail)
         with pytest.raises(StorageError):
             cache.flush()
         cache.close()
@@ -1734,7 +1768,7 @@ def test_what_is_overwritten_after_an_interrupted_flush_is_not_counted_again(
 
     def interrupted(self: WriterConnection, statement: str, rows: Any) -> Any:
         done = real(self, statement, rows)
-        if statement == statements.UPSERT_PLAIN:
+        if statement == statements.UPSERT_SMALL:
             raise KeyboardInterrupt
         return done
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
+from ...coherence.ring import Mark
 from ...errors import TransactionError
 from ...system.tasks import current_task
 
@@ -39,6 +40,8 @@ class Transaction:
     names: set[str] = field(default_factory=set)  # of the settings that it may have changed
     decided: bool = False  # another shard's part is committed, or about to be: this one is completed, not given up
     committed: bool = False
+    carried: Mark | None = None  # up to where it brings what waits in the write buffer into the database
+    carried_added: int = 0  # how many of the `added` entries are among that
 
     def touch(self, slot: int, place: int) -> None:
         """Note that the entry at a place may change."""

@@ -12,10 +12,12 @@ from operator import itemgetter
 from typing import Any
 
 from ...coherence.generations import NEVER, Header
-from ...coherence.ring import Written
+from ...coherence.ring import Word, Written
 from ...encoding import file_names
 from ...errors import CorruptDatabase, DirectoryError, KeyringError
 from ...system.forks import token_word
+from ..opening.identity import BUFFER_MARK
+from ..opening.opener import mark_in
 from ..sqlite import schema
 from ..sqlite import statements as sql
 from ..sqlite.connection import FAILURES, PAGE_SIZE, Failure, corrupt, mapped, walked
@@ -58,7 +60,7 @@ class Reader:
                 return packed
             if packed is True:
                 return None
-            found = None if packed is None else shard.buffered(home, stored_key)  # where it is closed, or damaged
+            found = None if packed is None else self._waiting(home, stored_key)  # where it is closed, or damaged
             if found is not None:
                 return found.packed
         # After the look into the ring: what waited there may have gone to the next database meanwhile, to which another
@@ -190,11 +192,24 @@ class Reader:
         return found
 
     def buffered(self, home: int, stored_key: bytes) -> Written | None:
-        """Return what the write buffer has of a key; nothing within the caller's transaction, which began with none."""
+        """Return what the write buffer has of a key; nothing within the caller's transaction, which has all of it."""
         self._shard.reopen_if_replaced()
         if self._connection.txn is not None and self._is_in_transaction():
             return None
-        return self._shard.buffered(home, stored_key)
+        return self._waiting(home, stored_key)
+
+    def _waiting(self, home: int, stored_key: bytes) -> Written | None:
+        """Return what the write buffer has of a key, unless a commit under way has brought that into the database."""
+        shard = self._shard
+        ring = shard.ring
+        if ring is None:
+            return None
+        carrying = ring.words[Word.CARRYING]  # before the walk
+        found = shard.buffered(home, stored_key)
+        if found is None or not carrying:
+            return found
+        mark = mark_in(self.select(sql.SELECT_SETTING, (BUFFER_MARK,)))
+        return None if mark is not None and mark.flushed >= carrying else found
 
     def _is_in_transaction(self) -> bool:
         """Tell whether a read belongs to the transaction that is open.
@@ -202,7 +217,7 @@ class Reader:
         It does not if a signal handler has interrupted a flush, whose transaction lacks what waits.
         """
         txn, ring = self._connection.callers_transaction(), self._shard.ring
-        return txn is not None and (txn.entered or ring is None or not ring.waiting())
+        return txn is not None and (txn.entered or txn.carried is not None or ring is None or not ring.waiting())
 
     def scan(self, reverse: bool = False) -> Iterator[tuple[int, bytes, bytes | None]]:
         """Return an iterator of (h, stored key, original key) in order of insertion, but not of what is inserted later.

@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from threading import get_ident
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from ...coherence import _native
 from ...coherence.contexts import context, end
 from ...coherence.generations import MAX_WORD, NEVER, UNCOUNTED, Header
+from ...coherence.ring import Mark
 from ...errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, TransactionError
 from ...system.forks import token_word
 from ...system.signals import suppress
@@ -40,8 +42,17 @@ class Upkeep(Protocol):
     def remove_expired_if_due(self) -> None:
         """Remove some expired entries; the lock was just taken for a write."""
 
-    def before_transaction(self) -> None:
-        """Do what cannot be done within a transaction; the lock is held, and one is about to begin."""
+    def before_transaction(self, carries: bool = True) -> Carried | None:
+        """Do what cannot be done within a transaction; the lock is held, and one is about to begin.
+
+        Returns what waits in the write buffer if the transaction `carries` it along; else that is flushed.
+        """
+
+    def carry(self, txn: Transaction, carried: Carried) -> None:
+        """Write what waits in the write buffer as a part of a transaction that has just begun."""
+
+    def mend_buffer(self) -> None:
+        """Mend what a holder of the write lock left half done in the write buffer."""
 
     def unlink_unused(self, columns: list[bytes | str]) -> None:
         """Unlink the value files of writes that were rolled back."""
@@ -51,6 +62,13 @@ class Upkeep(Protocol):
 
     def after_eviction(self) -> None:
         """Unlink the files of entries that a transaction evicted; it is committed and the lock is held."""
+
+
+class Carried(NamedTuple):
+    """What waits in the write buffer: what the records of each key come to, and the mark behind them."""
+
+    net: dict[bytes | int, _native.Net]
+    mark: Mark
 
 
 class Log(Protocol):
@@ -156,7 +174,7 @@ class Transactions:
         if header[_SETTLED] != header[_TICK]:
             shard.generations.correct_tick()
             if shard.ring is not None:
-                shard.ring.mend()  # before the slots are even, since then readers keep what they find
+                self.upkeep.mend_buffer()  # before the slots are even, since then readers keep what they find
             shard.generations.settle_unsettled()
             header[_COUNT] = UNCOUNTED  # the last holder may have ended between its commit and the count
             connection.inserted = None
@@ -228,20 +246,38 @@ class Transactions:
         """Make the body one transaction of the calling task in this shard; see the function `transaction`."""
         return transaction([self], timeout)
 
-    def begin(self) -> Transaction:
-        """Begin a transaction; the caller holds the write lock and none is open."""
+    def begin(self, carried: Carried | None = None) -> Transaction:
+        """Begin a transaction; the caller holds the write lock and none is open.
+
+        It takes along what waits in the write buffer, as `before_transaction` has returned it.
+        """
         txn = Transaction()
         txn.stepping = True
         self.connection.begin(txn)
+        if carried is not None:
+            try:
+                self.upkeep.carry(txn, carried)
+            except BaseException as error:
+                self.roll_back(txn, error)
+                raise
         return txn
 
     def commit(self, txn: Transaction) -> None:
         """Commit, unless the redo log has done so, and settle on one new even number the slots that were touched."""
         self.refuse_inherited(txn)
         if not txn.committed:
-            self.connection.commit(txn)
+            self._commit(txn)
         self.invalidation.count_committed(txn.added)
         self._finish(txn)
+
+    def _commit(self, txn: Transaction) -> None:
+        ring, mark = self.shard.ring, txn.carried
+        if ring is None or mark is None:
+            self.connection.commit(txn)
+            return
+        ring.carry(mark)  # before: a reader that finds a record asks from here on which of the two is newer
+        self.connection.commit(txn)
+        ring.carried(mark)  # before the slots are even, since then readers keep what they find
 
     def roll_back(self, txn: Transaction, error: BaseException) -> None:
         """Roll back what this error has ended."""
@@ -250,6 +286,8 @@ class Transactions:
             self.shard.header[_COUNT] = UNCOUNTED
             self.connection.in_doubt = True
             self.connection.roll_back()
+            if txn.carried is not None:
+                self.upkeep.mend_buffer()  # as after a crash: it may be committed
             self._finish(txn)
             self.upkeep.rolled_back(txn, error)
             self.settle()  # nothing is left for the next holder to mend
@@ -269,9 +307,9 @@ class Transactions:
         self.connection.txn = None
 
     @context
-    def batch(self) -> Generator[Transaction, None, None]:
-        """Commit what the body does in one transaction; the caller holds the write lock and none is open."""
-        txn = self.begin()
+    def batch(self, carried: Carried | None = None) -> Generator[Transaction, None, None]:
+        """Commit what the body does in one transaction, as `begin` begins it."""
+        txn = self.begin(carried)
         try:
             yield txn
             self.commit(txn)
@@ -340,13 +378,14 @@ class _Parts:
     def begin(self, timeout: float | None) -> None:
         """Take the locks, begin in every shard, and let the calling task use it."""
         deadline = None if timeout is None else time.monotonic() + timeout
+        carried = []
         for part in self.taken:
             part.take(left(deadline))
-            part.upkeep.before_transaction()
+            carried.append(part.upkeep.before_transaction(carries=self._log is None))
         for part, txn in self._joined:
             self._savepoints.append(Savepoint(part, txn))
-        for part in self.taken:
-            self.txns.append((part, part.begin()))
+        for part, waiting in zip(self.taken, carried, strict=True):
+            self.txns.append((part, part.begin(waiting)))
         for _, txn in self.txns:
             txn.homes = None if self._log is None else set()
             txn.entered, txn.stepping = True, False

@@ -25,19 +25,24 @@ SELECT_V = "SELECT v FROM entry WHERE h = ?"
 # The two ends of the range are `h` and `h + 3`, here and below.
 SELECT_PROBES = "SELECT h, k, v FROM entry WHERE h BETWEEN ? AND ? ORDER BY h LIMIT 4"
 SELECT_VERSIONED = "SELECT v, version FROM entry WHERE h BETWEEN ? AND ? AND k = ? LIMIT 1"
-UPSERT_PLAIN = """INSERT INTO entry (version, v, h, k, seq) VALUES (?, ?, ?, ?, ?)
-    ON CONFLICT (h) DO UPDATE SET version = excluded.version, rank = NULL, base = 0, expire = NULL, fresh = NULL,
-    tags = NULL, size = 0, file = NULL, spelling = NULL, v = excluded.v WHERE k = excluded.k"""
-# The same for one row, unless the row that is there has more than a record: a statement that sets none of the columns
+UPSERT_SMALL = """INSERT INTO entry (version, v, h, k, seq, expire, fresh, tags, spelling, queue, num)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (h) DO UPDATE SET version = excluded.version,
+    rank = iif(version = excluded.version, rank, NULL), base = 0, expire = excluded.expire, fresh = excluded.fresh,
+    tags = excluded.tags, size = 0, file = NULL, spelling = excluded.spelling, queue = excluded.queue,
+    num = excluded.num, v = excluded.v WHERE k = excluded.k"""
+# A record alone, unless the row that is there has more than a record: a statement that sets none of the columns
 # that an index or a trigger looks at is cheaper by a twentieth. Then its half for a place most likely taken.
 _PLAIN = "base = 0 AND expire IS NULL AND tags IS NULL AND size = 0 AND file IS NULL AND spelling IS NULL"
 UPSERT_RECORD = f"""INSERT INTO entry (version, v, h, k, seq) VALUES (?, ?, ?, ?, ?)
     ON CONFLICT (h) DO UPDATE SET version = excluded.version, rank = NULL, v = excluded.v
     WHERE k = excluded.k AND {_PLAIN}"""  # noqa: S608 - made of constants
 UPDATE_RECORD = f"UPDATE entry SET version = ?, rank = NULL, v = ? WHERE h = ? AND k = ? AND {_PLAIN}"  # noqa: S608 - made of constants
+# A row that keeps its version has other metadata, not another value, and so it keeps its rank.
 UPSERT = """INSERT INTO entry (h, k, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v, seq)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (h) DO UPDATE SET version = excluded.version, rank = excluded.rank, base = excluded.base,
+    ON CONFLICT (h) DO UPDATE SET version = excluded.version,
+    rank = iif(version = excluded.version, rank, excluded.rank), base = excluded.base,
     expire = excluded.expire, fresh = excluded.fresh, tags = excluded.tags, size = excluded.size,
     file = excluded.file, spelling = excluded.spelling, queue = excluded.queue, num = excluded.num, v = excluded.v
     WHERE k = excluded.k"""
@@ -55,7 +60,7 @@ DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR coalesc
 SELECT_UNTIL = """SELECT k = ?,
     CASE WHEN typeof(coalesce(fresh, expire)) IN ('real', 'integer') THEN coalesce(fresh, expire) END
     FROM entry WHERE h BETWEEN ? AND ? LIMIT 4"""
-SELECT_WHOLE = "SELECT k = ?, v, file, queue FROM entry WHERE h BETWEEN ? AND ? LIMIT 4"
+SELECT_WHOLE = "SELECT k = ?, v, file, queue, version, spelling FROM entry WHERE h BETWEEN ? AND ? LIMIT 4"
 DELETE_H = "DELETE FROM entry WHERE h = ?"
 CHANGE_NOTHING = "DELETE FROM entry WHERE 0"  # refused, as every change is, by a connection that can only read
 SELECT_FILE = """SELECT file FROM (SELECT k, file FROM entry WHERE h BETWEEN ? AND ? LIMIT 4)

@@ -10,6 +10,7 @@ from ...coherence.generations import MAX_WORD, NEVER, Header, microseconds
 from ...errors import CorruptDatabase, DiskFull
 from ...system.blocking import may_block
 from ..shard.ownership import Transaction
+from ..shard.transactions import Carried
 from ..sqlite import statements as sql
 from .checkpoints import LATE_RESERVE, RESERVE, is_due
 from .data_keys import DataKeys
@@ -27,6 +28,15 @@ class Flushable(Protocol):
 
     def flush(self) -> None:
         """Flush everything to the database."""
+
+    def carriable(self) -> Carried | None:
+        """Return what waits if a transaction about to begin can take it along."""
+
+    def carry(self, txn: Transaction, carried: Carried) -> None:
+        """Write that as a part of a transaction that has just begun."""
+
+    def mend(self) -> None:
+        """Mend what a holder of the write lock left half done."""
 
     def discard(self, shrink: bool = False) -> int:
         """Remove every entry, and forget what waits; return how many entries the database had.
@@ -161,12 +171,26 @@ class Maintenance:
             next_expiry = max(next_expiry, microseconds(now + EXPIRY_PAUSE))
         header[Header.NEXT_EXPIRE] = min(next_expiry, next_sweep)
 
-    def before_transaction(self) -> None:
-        """Do what cannot be done within a transaction; the lock is held, and one is about to begin."""
-        self.flush_buffer()
+    def before_transaction(self, carries: bool = True) -> Carried | None:
+        """Do what cannot be done within a transaction; the lock is held, and one is about to begin.
+
+        Returns what waits in the write buffer if the transaction `carries` it along; else that is flushed.
+        """
+        carried = self.buffer.carriable() if carries else None
+        if carried is None:
+            self.flush_buffer()
         self.run_if_due()
         self.recovery.reclaim_if_needed()
         self.data_keys.reserve_seals()
+        return carried
+
+    def carry(self, txn: Transaction, carried: Carried) -> None:
+        """Write what waits in the write buffer as a part of a transaction that has just begun."""
+        self.buffer.carry(txn, carried)
+
+    def mend_buffer(self) -> None:
+        """Mend what a holder of the write lock left half done in the write buffer."""
+        self.buffer.mend()
 
     def rolled_back(self, txn: Transaction, error: BaseException) -> None:
         """Unlink the files of a transaction that this error has ended, and note whether removals need the reserve."""

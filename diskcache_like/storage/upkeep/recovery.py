@@ -97,7 +97,7 @@ class Recovery:
 
     def mark_rolled_back(self, txn: Transaction, error: BaseException) -> None:
         """Note whether this error ended a transaction that removes more than it adds for want of room."""
-        self.needs_reserve = isinstance(error, DiskFull) and txn.added < 0
+        self.needs_reserve = isinstance(error, DiskFull) and txn.added < txn.carried_added
 
     def reclaim_if_needed(self) -> None:
         """Reclaim space, the disk reserve included, for the transaction that `needs_reserve` is about."""

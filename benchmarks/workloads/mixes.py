@@ -1,0 +1,112 @@
+"""What programs do, rather than one call repeated: rounds in which a write is followed by calls of other kinds."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import count, islice
+from typing import Any
+
+from benchmarks.peers.spec import Subject, feature
+from benchmarks.workloads.calls import MADE, Steps, Workload
+from benchmarks.workloads.contests import candidates_of, contest, faster, scenario_of
+from benchmarks.workloads.section import Findings, Run
+from benchmarks.workloads.values import items_of, keys_of, value_of
+
+KEYS = 1_000
+FEW = 200  # keys that an iteration takes
+BIG = 20_000  # bytes of a value that SQLite's page cannot hold
+
+
+@dataclass(frozen=True)
+class Rounds(Workload):
+    """Rounds of calls on a thousand keys; each write stores another value than the one before it."""
+
+    round: tuple[str, ...]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:  # type: ignore[override]
+        """Return each kind of call of a round."""
+        return tuple(dict.fromkeys(self.round))
+
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        return items_of(keys_of(KEYS))
+
+    def steps(self, seed: int, count: int) -> Steps:
+        """Return rounds on random keys, as many calls as asked for or a few more."""
+        draw, keys, kinds, found = random.Random(seed), keys_of(KEYS), self.kinds, Steps()
+        while len(found) < count:
+            for kind in self.round:
+                key = draw.choice(keys)
+                found.append((kinds.index(kind), _arguments(kind, key, value_of(key, len(found)))))
+        return found
+
+
+def _arguments(kind: str, key: str, value: bytes) -> tuple[Any, ...]:
+    if kind in ("set", "set_expiring", "two_at_once", "set_tagged"):
+        return (key, value, "tag") if kind == "set_tagged" else (key, value)
+    if kind == "set_big":
+        return (key, value * (BIG // len(value)))
+    if kind == "push":
+        return (value,)
+    if kind == "touch":
+        return (key, 600)
+    return ("tag",) if kind == "evict" else ()
+
+
+def _two_at_once(subject: Subject) -> Callable[[str, bytes], None]:
+    transact, put = feature(subject, "transact"), subject.set
+
+    def store(key: str, value: bytes) -> None:
+        with transact():
+            put(key, value)
+            put("of two", value)
+
+    return store
+
+
+def _taken(subject: Subject) -> Callable[[], Any]:
+    return lambda: deque(islice(iter(subject), FEW), maxlen=0)  # type: ignore[call-overload]
+
+
+def _missed(subject: Subject) -> Callable[[], Any]:
+    """Return what calls a memoized function with an argument that it has never had."""
+    numbers = count()
+    call = feature(subject, "memoize")()(lambda number: value_of("memoized", number))
+    return lambda: call(next(numbers))
+
+
+MADE |= {
+    "two_at_once": _two_at_once,
+    "take": _taken,
+    "miss": _missed,
+    "set_big": lambda subject: subject.set,
+    "len": lambda subject: feature(subject, "__len__"),
+}
+
+ROUNDS: dict[str, tuple[str, ...]] = {
+    "touch": ("touch",),
+    "set_touch": ("set", "touch"),
+    "push_pull": ("push", "pull"),
+    "set_push_pull": ("set", "push", "pull"),
+    "set_len": ("set", "set", "set", "len"),
+    "set_take": ("set",) * 20 + ("take",),
+    "set_transact": ("set",) * 5 + ("two_at_once",),
+    "set_evict": ("set_tagged",) * 50 + ("evict",),
+    "set_big": ("set",) * 10 + ("set_big",),
+    "set_expiring": ("set_expiring",),
+    "set_tagged": ("set_tagged",),
+    "memoize_miss": ("miss",),
+}
+
+
+def mixes(run: Run) -> Findings:
+    """Compare rounds of mixed calls, by the time that they take as a whole."""
+    findings, pair = Findings(), candidates_of(run.pair)
+    for name, calls in ROUNDS.items():
+        told = " + ".join(f"{calls.count(kind)} {kind}" for kind in dict.fromkeys(calls))
+        record = contest(run, findings, scenario_of(f"Rounds of {told}", Rounds(calls), pair), pair)
+        findings.measured[f"mix_{name}"] = faster(record)
+    return findings
