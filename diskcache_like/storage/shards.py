@@ -172,7 +172,8 @@ class ShardSet:
     def transaction(self, timeout: float | None) -> contextlib.AbstractContextManager[None]:
         """Make the body one transaction of the calling task over all shards; nested, a savepoint of it.
 
-        Either all of its parts are committed or none, and nobody else commits in between.
+        Either all of its parts are committed or none, and nobody else commits in between. What waits in the write
+        buffer is flushed before, so that nobody who lists entries has to wait for the end of the body.
         """
         log = self._redo_log if len(self.stores) > 1 else None
         return transaction(self._parts, timeout, log)

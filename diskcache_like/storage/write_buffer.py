@@ -215,15 +215,19 @@ class WriteBuffer:
                         self._rows.has_deleted = False
 
     def carriable(self) -> Carried | None:
-        """Return what waits if a transaction about to begin can take it along; None if it has to be flushed, or not."""
+        """Return what waits, and a new mark, if a transaction about to begin can take it along; else it is flushed."""
         ring = self._shard.ring
-        if ring is None or self._is_tight or not ring.is_sound() or not 0 < ring.waiting() <= CARRIED:
+        if ring is None or self._is_tight or not ring.is_sound() or ring.waiting() > CARRIED:
             return None
         try:
-            net, mark = self._gather(ring)
+            net, _ = self._gather(ring)
         except DecodeError:  # `flush` says so
             return None
-        return Carried(net, self._new_mark(ring)) if mark is not None and mark.flushed == ring.mark().flushed else None
+        return Carried(net, self._new_mark(ring))
+
+    def is_in_use(self) -> bool:
+        """Tell whether anything waits, so that more will be appended soon, which needs a mark."""
+        return self._shard.ring is not None and self._shard.ring.waiting() > 0
 
     def carry(self, txn: Transaction, carried: Carried) -> None:
         """Write what `carriable` has returned as a part of a transaction that has just begun."""

@@ -45,7 +45,8 @@ class Upkeep(Protocol):
     def before_transaction(self, carries: bool = True) -> Carried | None:
         """Do what cannot be done within a transaction; the lock is held, and one is about to begin.
 
-        Returns what waits in the write buffer if the transaction `carries` it along; else that is flushed.
+        What waits in the write buffer is flushed, or, if the transaction `carries`, returned. Where it is flushed, a
+        mark is returned alone.
         """
 
     def carry(self, txn: Transaction, carried: Carried) -> None:
@@ -243,8 +244,11 @@ class Transactions:
     # -- transactions -------------------------------------------------------------------------------------------------
 
     def transaction(self, timeout: float | None) -> AbstractContextManager[None]:
-        """Make the body one transaction of the calling task in this shard; see the function `transaction`."""
-        return transaction([self], timeout)
+        """Make a short body one transaction of the calling task in this shard; see the function `transaction`.
+
+        It carries what waits in the write buffer, so a reader of many rows, who flushes that, waits for its end.
+        """
+        return transaction([self], timeout, carries=True)
 
     def begin(self, carried: Carried | None = None) -> Transaction:
         """Begin a transaction; the caller holds the write lock and none is open.
@@ -359,8 +363,9 @@ class Savepoint:
 class _Parts:
     """What one transaction has open: in each shard whose lock it takes a transaction, in the others a savepoint."""
 
-    def __init__(self, parts: Sequence[Transactions], log: Log | None) -> None:
+    def __init__(self, parts: Sequence[Transactions], log: Log | None, carries: bool) -> None:
         self._log = log
+        self._carries = carries
         self.taken: list[Transactions] = []
         self._joined: list[tuple[Transactions, Transaction]] = []
         open_shards = []
@@ -381,11 +386,12 @@ class _Parts:
         carried = []
         for part in self.taken:
             part.take(left(deadline))
-            carried.append(part.upkeep.before_transaction(carries=self._log is None))
+            carried.append(part.upkeep.before_transaction(self._carries))
         for part, txn in self._joined:
             self._savepoints.append(Savepoint(part, txn))
         for part, waiting in zip(self.taken, carried, strict=True):
-            self.txns.append((part, part.begin(waiting)))
+            # Over several shards the mark stays away: it would be a change that the others have to wait for.
+            self.txns.append((part, part.begin(waiting if self._log is None else None)))
         for _, txn in self.txns:
             txn.homes = None if self._log is None else set()
             txn.entered, txn.stepping = True, False
@@ -426,7 +432,7 @@ class _Parts:
 
 @context
 def transaction(
-    parts: Sequence[Transactions], timeout: float | None, log: Log | None = None
+    parts: Sequence[Transactions], timeout: float | None, log: Log | None = None, carries: bool = False
 ) -> Generator[None, None, None]:
     """Make the body one transaction of the calling task over these shards; nested, a savepoint of it.
 
@@ -434,7 +440,7 @@ def transaction(
     each other. On any exception the innermost transaction is rolled back; a corrupt database is quarantined after that.
     """
     thread = get_ident()  # it may end in another one, as where a framework resumes a generator
-    body = _Parts(parts, log)
+    body = _Parts(parts, log, carries)
     open_shards = body.open_shards
     try:
         try:

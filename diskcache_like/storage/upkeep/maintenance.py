@@ -30,7 +30,10 @@ class Flushable(Protocol):
         """Flush everything to the database."""
 
     def carriable(self) -> Carried | None:
-        """Return what waits if a transaction about to begin can take it along."""
+        """Return what waits, and a new mark, if a transaction about to begin can take it along."""
+
+    def is_in_use(self) -> bool:
+        """Tell whether anything waits."""
 
     def carry(self, txn: Transaction, carried: Carried) -> None:
         """Write that as a part of a transaction that has just begun."""
@@ -174,11 +177,14 @@ class Maintenance:
     def before_transaction(self, carries: bool = True) -> Carried | None:
         """Do what cannot be done within a transaction; the lock is held, and one is about to begin.
 
-        Returns what waits in the write buffer if the transaction `carries` it along; else that is flushed.
+        What waits in the write buffer is flushed, or, if the transaction `carries`, returned. Where it is flushed, a
+        mark is returned alone.
         """
-        carried = self.buffer.carriable() if carries else None
+        is_in_use = self.buffer.is_in_use()
+        carried = self.buffer.carriable() if carries and is_in_use else None
         if carried is None:
             self.flush_buffer()
+            carried = self.buffer.carriable() if is_in_use else None
         self.run_if_due()
         self.recovery.reclaim_if_needed()
         self.data_keys.reserve_seals()
