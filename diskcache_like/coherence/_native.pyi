@@ -179,7 +179,7 @@ class Shard:
     ) -> int:
         """Append a record under the write lock; return the slot's new generation, or 0, with nothing done.
 
-        `expected`: the generation that the slot must have, 0 for any.
+        `expected`: the generation that the slot must have, or, if it is odd, that it gets during the write; 0 for any.
         """
 
 def watch_steps(watcher: Callable[[str], object] | None, /) -> None:

@@ -317,7 +317,7 @@ static int is_alone(const dl_shard *shard, uint64_t tick, uint64_t expected, con
     uint64_t written = dl_load(header + DL_WRITTEN), due = dl_load(header + DL_VOLUME_DUE);
     return dl_load(header + DL_SETTLED) == tick && tick < shard->tick_limit && !dl_load(header + DL_CROSS_SHARD)
         && dl_load(header + DL_EPOCH) == shard->known_epoch && dl_load(header + DL_BUFFER) == shard->known_buffer
-        && dl_load(header + DL_LIMIT) <= shard->limit && (!expected || dl_load(slot) == expected) && written <= due
+        && dl_load(header + DL_LIMIT) <= shard->limit && (!expected || expected == (expected & 1 ? 2 * tick + 3 : dl_load(slot))) && written <= due
         && due - written <= shard->due_limit && dl_is_sound(shard->ring)
         && dl_load(words + DL_FLOOR) < dl_load(words + DL_HEAD)
         && dl_load(words + DL_HEAD) - dl_load(words + DL_FLUSHED) <= shard->bound;
@@ -344,8 +344,8 @@ static uint64_t append_locked(const dl_shard *shard, dl_header *header, const ch
 }
 
 /* Take the write lock if it is free, append a record, and release the lock; return the slot's new generation, or 0, with
-   nothing changed, wherever anything else is due. `expected`: the slot's generation if it has to be that one, else 0.
-   A record without a tick gets that of this write. */
+   nothing changed, wherever anything else is due. `expected`: the slot's generation if it has to be that one, else 0;
+   an odd one is that during this write, and so tells its tick. A record without a tick gets that of this write. */
 uint64_t dl_append(const dl_shard *shard, uint64_t me, dl_header *header, const char *body, uint64_t expected)
 {
     uint64_t stamp;

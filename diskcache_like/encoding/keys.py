@@ -49,6 +49,7 @@ __all__ = [
     "kind_of",
     "new_modulus",
     "original_key",
+    "queue_columns",
     "queue_key",
     "sort_key",
 ]
@@ -98,8 +99,22 @@ def queue_key(prefix: str | None, number: int) -> QueueKey | PrefixedQueueKey:
     return QueueKey(number) if prefix is None else PrefixedQueueKey(prefix, number)
 
 
+def queue_columns(stored_key: bytes) -> tuple[bytes, int] | tuple[None, None]:
+    """Return what the columns of a queue's item hold, by its key; None twice for any other entry."""
+    code = _CODE_AT.get(stored_key[:1])  # most keys begin in another way
+    if code is None or stored_key[code : code + 1] not in _QUEUE_CODES:
+        return None, None
+    try:
+        key = decode_key(stored_key)
+    except DecodeError:
+        return None, None
+    return encode_key(key.prefix), key.number
+
+
 # ---------------------------------------------------------------------------------------------------- decoding
 
+_CODE_AT: Final = {b"\xc7": 2, b"\xc8": 3, b"\xc9": 5}  # by how an extension of MessagePack begins
+_QUEUE_CODES: Final = (bytes([canonical.QUEUE]), bytes([canonical.PREFIXED]))
 _FIRST_DAY: Final = dt.timedelta(days=1)  # days are counted from 1
 
 

@@ -1,7 +1,8 @@
 """Queues, and the entries at either end of a cache: push, pull, peek, peekitem and iterqueue.
 
 A queue is a run of numbered keys of a type of their own, all in one shard. So one index holds its order, and finds both
-ends without reading what lies between.
+ends without reading what lies between. An item has the number of the write that pushed it, negative if that was at the
+front: so it needs no look at the queue's end, and can wait in the write buffer.
 """
 
 from __future__ import annotations
@@ -15,14 +16,13 @@ from ..encoding.made_keys import is_flight
 from ..encoding.record import Record
 from ..encoding.tags import pack_tags
 from ..entries.loading import ENOVAL, EXPIRED
-from ..entries.row_codec import Expiry, Location, discard, with_metadata
-from ..errors import DecodeError, StorageError, Timeout, ValueTooLarge
+from ..entries.row_codec import Expiry, discard, with_metadata
+from ..errors import DecodeError, Timeout, ValueTooLarge
 from ..settings.misuse import NoOthers, unexpected, whole
 from ..storage.shard.reader import QUEUE_BOUND
-from ..storage.store import Store
+from ..storage.store import Row, Store
 from .parts import Parts
 
-QUEUE_START = 500_000_000_000_000  # number of a queue's first entry; the queue grows both ways from there
 QUEUE_PAGE = 100  # items of a queue per SELECT while iterating
 
 Side = Literal["back", "front"]
@@ -46,7 +46,8 @@ class Queues(Parts):
     ) -> Any:
         """Append `value` to one side of the queue called `prefix` and return its key. Atomic.
 
-        `side`: 'back' or 'front'. Other arguments as for `set`. Queue keys are equal to no key of the user's. Raises
+        `side`: 'back' or 'front'. Other arguments as for `set`. Queue keys are equal to no key of the user's; their
+        numbers grow from front to back, with gaps. Raises
         ValueTooLarge if the value can never fit the size limit, and Timeout, instead of which a FanoutCache returns
         None.
         """
@@ -54,36 +55,27 @@ class Queues(Parts):
             raise unexpected(Queues.push, others)
         rows = self._rows
         store = rows.queue_store(prefix)
-        queue = rows.queue_column(prefix)
         metadata = rows.metadata(expire, pack_tags(tag, tags))
-        last = _is_back(side)
+        sign = 1 if _is_back(side) else -1
         encoded = rows.encode(store, value, read, UNKNOWN)
+        key: Any = None
+
+        def make(number: int) -> tuple[int, bytes, Row]:
+            nonlocal key
+            key = keys.queue_key(prefix, sign * number)
+            location = rows.locate(key)
+            row = rows.row(key, location, encoded, metadata)
+            assert isinstance(row, Row)
+            if rows.is_oversize(row):
+                raise ValueTooLarge(f"value for queue {prefix!r} is larger than size_limit allows")
+            return location[1], location[0], row
+
         try:
-            for attempt in store.attempts():
-                with attempt, store.transaction(self._wait(retry)):
-                    key, location = self._next_place(store, prefix, queue, last)
-                    stored_key, home, _ = location
-                    row = rows.row(key, location, encoded, metadata)
-                    if rows.is_oversize(row):
-                        raise ValueTooLarge(f"value for queue {prefix!r} is larger than size_limit allows")
-                    store.put(home, stored_key, row, None)
+            store.push(make, self._wait(retry))
         except BaseException:
             discard(store, encoded)
             return self._failed(None)
         return key
-
-    def _next_place(self, store: Store, prefix: str | None, queue: bytes, last: bool) -> tuple[Any, Location]:
-        """Return key and location of the next item on one side of a queue; what damage hides from the index stays."""
-        found = store.queue_end(queue, last)
-        step = 1 if last else -1
-        number = QUEUE_START if found is None else found[1] + step
-        while abs(number) <= QUEUE_BOUND:
-            key = keys.queue_key(prefix, number)
-            stored_key, home, _ = location = self._rows.locate(key)
-            if not store.version(home, stored_key):
-                return key, location
-            number += step
-        raise StorageError(f"{store.path!r}: queue {prefix!r} has no numbers left on this side")
 
     def pull(
         self,

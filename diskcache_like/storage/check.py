@@ -231,23 +231,12 @@ def _problem(store: Store, check_record: CheckRecord, row: Sequence[Any]) -> str
 def _is_in_queue(sealer: Sealer | None, stored_key: bytes, original_key: bytes | None, queue: Any, num: Any) -> bool:
     """Tell whether a row says of its queue what its key says."""
     if sealer is None:
-        return (queue, num) == _queue_columns(stored_key)
+        return (queue, num) == keys.queue_columns(stored_key)
     try:
-        column, number = _queue_columns(sealer.open_key(stored_key, original_key)[0])
+        column, number = keys.queue_columns(sealer.open_key(stored_key, original_key)[0])
     except DecodeError:
         return False
     return (queue, num) == (None if column is None else sealer.blind_queue(column), number)
-
-
-def _queue_columns(stored_key: bytes) -> tuple[bytes, int] | tuple[None, None]:
-    """Return what the columns of a queue's item hold, by its key; None twice for any other entry."""
-    try:
-        key = keys.decode_key(stored_key)
-    except DecodeError:
-        return None, None
-    if isinstance(key, keys.QueueKey | keys.PrefixedQueueKey):
-        return keys.encode_key(key.prefix), key.number
-    return None, None
 
 
 def _named(store: Store, row: Sequence[Any]) -> str:

@@ -81,7 +81,7 @@ class Store:
         self.tagged_places, self.count_tagged = reader.tagged_places, reader.count_tagged
         self.queue_end, self.queue_page = reader.queue_end, reader.queue_page
         self.smallest_first = reader.smallest_first
-        self.put, self.put_many = writer.put, writer.put_many
+        self.put, self.put_many, self.push = writer.put, writer.put_many, writer.push
         self.remove, self.update = writer.remove, writer.update
         self.transaction, self.locked = transactions.transaction, transactions.locked
         self.attempts = self.recovery.attempts

@@ -20,6 +20,7 @@ from operator import itemgetter
 from ..coherence import _native
 from ..coherence.generations import MAX_WORD, NEVER, TICK_LIMIT, Header
 from ..coherence.ring import Mark, Ring, Word, Written
+from ..encoding.keys import queue_columns
 from ..errors import CorruptDatabaseWarning, DecodeError, DiskFull
 from ..system.blocking import may_block
 from ..system.callers import warn
@@ -46,7 +47,7 @@ PLACE_BITS = 63  # of a place, which is a rowid in SQLite: a larger one was plan
 LIMIT_PART: int = 200  # the ring may hold 1/200 of the size limit: what is written between two volume checks
 
 _BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT_EXPIRE
-_WRITTEN = Header.WRITTEN
+_TICK, _WRITTEN = Header.TICK, Header.WRITTEN
 _FILES, _SWEEP = Header.FILES, Header.SWEEP
 
 
@@ -69,7 +70,8 @@ class WriteBuffer:
         """Append the newest write of a key in one call that takes and releases the write lock; return as `write` does.
 
         Returns 0, with nothing done, if the lock is busy, anything else is due, or the slot's generation is not the
-        `expected` one, where one is named. `version`: that of the entry if it keeps it, else 0.
+        `expected` one, where one is named: an odd one is that during the write, which tells its number. `version`: that
+        of the entry if it keeps it, else 0.
         """
         shard = self._shard
         header = shard.header
@@ -83,8 +85,8 @@ class WriteBuffer:
             return 0
         if not isinstance(row, Row):
             value, columns = row, _PLAIN
-        elif row.file is not None or row.queue is not None:
-            return 0
+        elif row.file is not None or (row.num is not None and abs(row.num) > header[_TICK] + 1):
+            return 0  # `put` goes beyond the number of an item before
         else:
             value, columns = row.packed, _columns(row)
         appender = shard.appender
@@ -108,7 +110,7 @@ class WriteBuffer:
         packed, _, _, tags, _, file, original_key, queue, _ = row
         return (
             file is None
-            and queue is None
+            and (queue is None or shard.disk.sealer is None)  # a flush tells the queue by the key, if that is readable
             and len(stored_key) + len(packed) + len(tags or "") + len(original_key or b"") <= longest
         )
 
@@ -352,7 +354,7 @@ class WriteBuffer:
         for key, (seq, tick, home, what, _) in net.items():
             if what is None or isinstance(key, int):
                 continue
-            written.append((home, key, what if isinstance(what, bytes) else _row(Written._make(what)), tick, seq))
+            written.append((home, key, what if isinstance(what, bytes) else _row(key, Written._make(what)), tick, seq))
         written.sort(key=itemgetter(0))
         shard = self._shard
         is_special = shard.policy.counts_uses or shard.header[_DISPLACED]
@@ -361,9 +363,9 @@ class WriteBuffer:
                 rows.put(home, tick, (stored_key, row, False), seq)
 
 
-def _row(written: Written) -> Row:
+def _row(stored_key: bytes, written: Written) -> Row:
     _, _, _, packed, expire, fresh, tags, original_key, _ = written
-    return Row(packed or b"", expire, fresh, tags, original_key=original_key)
+    return Row(packed or b"", expire, fresh, tags, 0, None, original_key, *queue_columns(stored_key))
 
 
 # Expiry, freshness, tags, original key, and whether there is none of these.

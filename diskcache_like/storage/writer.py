@@ -41,6 +41,7 @@ class _None(Enum):
     OTHER = 1  # only a look under the lock tells what is there
 
 
+PUSHES = 3  # tries to append before the lock is taken, since another write may come first
 MISSING: Final = _None.MISSING
 OTHER: Final = _None.OTHER
 
@@ -73,6 +74,17 @@ class Writer:
         """
         stamp = self._append_alone(home, stored_key, row) if self._shard.appender is not None else 0
         return stamp or self._locked(self._put, (home, stored_key, row, known), timeout)
+
+    def push(self, make: Callable[[int], tuple[int, bytes, Row]], timeout: float | None) -> None:
+        """Store a row under a key that has the number of this very write, which no other has.
+
+        `make` returns hash, stored key and row for a number. It may be called more than once; the last call counts.
+        """
+        for _ in range(PUSHES if self._shard.appender is not None else 0):
+            number = self._shard.header[_TICK] + 1
+            if self._append_alone(*make(number), expected=2 * number + 1):
+                return
+        self._locked(self._push, make, timeout)
 
     def remove(self, home: int, stored_key: bytes, timeout: float | None, seen: int = 0) -> int:
         """Remove a live entry; return 0 if there was none.
@@ -132,7 +144,7 @@ class Writer:
         return self._append_alone(home, stored_key, None if isinstance(change, Remove) else change, stamp)
 
     def _newest(self, home: int, stored_key: bytes) -> bytes | Literal[_None.OTHER] | None:
-        """Return the record of a key, None for none; OTHER if it has a file or a queue, or the lock has to be held.
+        """Return the record of a key, None for none; OTHER if it has a file, or the lock has to be held.
 
         That is where it is damaged, another key is in its place, or another process has replaced what is open here.
         """
@@ -143,24 +155,24 @@ class Writer:
         if found is not None:
             return found if type(found) is bytes else None if found else OTHER
         rows = self._reader.select(sql.SELECT_WHOLE, (stored_key, home, home + 3))
-        for is_own, packed, file, queue, *_ in rows:
+        for is_own, packed, file, *_ in rows:
             if is_own:
-                return packed if file is None and queue is None and type(packed) is bytes else OTHER
+                return packed if file is None and type(packed) is bytes else OTHER
         return OTHER if rows else None
 
     def _touched(self, home: int, stored_key: bytes, change: Touch, select: Select) -> tuple[Row, int] | None:
         """Return the row of an entry after a touch, and its version, which stays; None if the database has to tell."""
         found = self._shard.buffered(home, stored_key)
         if found is not None:
-            version, original_key = found.tick, found.original_key
+            version, original_key, queue = found.tick, found.original_key, None
         else:
             rows = [row for row in select(sql.SELECT_WHOLE, (stored_key, home, home + 3)) if row[0]]
-            if not rows or rows[0][2] is not None or rows[0][3] is not None:  # it has a file, or is in a queue
+            if not rows or rows[0][2] is not None:  # it has a file
                 return None
-            version, original_key = rows[0][4:]
+            queue, version, original_key = rows[0][3:]
         if type(version) is not int or not 0 < version < TICK_LIMIT:
             return None
-        return Row(*change, original_key=original_key), version
+        return Row(*change, original_key=original_key, queue=queue), version
 
     def _remove_alone(self, home: int, stored_key: bytes) -> int | None:
         """Do what `remove` does; return None if that takes the lock."""
@@ -235,6 +247,8 @@ class Writer:
         """Do what `put` does, under the lock."""
         home, stored_key, row, known = arguments
         shard = self._shard
+        if isinstance(row, Row) and row.num is not None:
+            self._go_beyond(row.num)
         if autocommit and shard.ring is not None:
             if self.buffer.takes(stored_key, row):
                 return self._append(home, stored_key, row)
@@ -249,6 +263,12 @@ class Writer:
         step = self._rows.put if shard.disk.sealer is None else self._put_sealed_row
         return self._commit_one(home, autocommit, step, (stored_key, row, known))
 
+    def _go_beyond(self, number: int) -> None:
+        """Give later writes numbers beyond that of an item, which another cache may have numbered."""
+        header = self._shard.header
+        if header[_TICK] < abs(number) < TICK_LIMIT // 2:
+            header[_TICK] = abs(number)
+
     def _with_waiting(self, home: int, step: Callable[[], int]) -> int:
         """Change the entry of a key by `step` in one transaction with what waits in the write buffer."""
         carried = self._maintenance.before_transaction()
@@ -257,6 +277,10 @@ class Writer:
         if txn.evicted:
             self._maintenance.after_eviction()
         return self._shard.slots[home % self._shard.slot_prime] if is_changed else 0
+
+    def _push(self, autocommit: bool, make: Callable[[int], tuple[int, bytes, Row]]) -> int:
+        """Do what `push` does, under the lock, where the next number is known."""
+        return self._put(autocommit, (*make(self._shard.header[_TICK] + 1), False))
 
     def _append(self, home: int, stored_key: bytes, row: Row | bytes, version: int = 0) -> int:
         if self._shard.disk.sealer is not None:
@@ -315,6 +339,9 @@ class Writer:
         incoming = sum(len(row) if type(row) is bytes else self._announce(_columns_of(row)) for _, _, row in rows)
         self._maintenance.before_write(incoming + len(rows) * PAGE_SIZE, incoming)
         shard = self._shard
+        for _, _, row in rows:
+            if isinstance(row, Row) and row.num is not None:
+                self._go_beyond(row.num)
         with self._invalidation.commit_many([home for home, _, _ in rows], autocommit=False):
             first = shard.generations.next_tick()
             shard.header[_TICK] = first + len(rows) - 1

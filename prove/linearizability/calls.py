@@ -63,12 +63,12 @@ async def _transact(cache: Any, calls: Sequence[Call], undone: bool) -> tuple[An
 
 
 async def _push(cache: Any, queue: str, value: int, side: str, tags: Tags) -> Any:
-    return (await told(cache.push(value, queue, side, tags=tags, retry=True))).number
+    return (await told(cache.push(value, queue, side, tags=tags, retry=True))) is not None
 
 
-async def _item(found: Any) -> tuple[Any, Any]:
-    key, value = await told(found)
-    return (None if key is None else key.number), value
+async def _item(found: Any) -> Any:
+    _, value = await told(found)
+    return value
 
 
 async def _entry(cache: Any, key: Any) -> Any:

@@ -22,7 +22,7 @@ whose task was cancelled has taken effect by the time at which that task goes on
 later closes it. But a computation that somebody else waited for meanwhile goes on, and may store its value at any time.
 
 An entry is (value, tags), with `EXPIRED` for the value of one that is there but dead: nobody sees it, except that
-`clear` may count it. A queue is a tuple of items (number, value, tags).
+`clear` may count it. A queue is a tuple of items (value, tags), and answers with values alone, of which no two are equal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from diskcache_like.encoding.made_keys import NamespacedKey
-from diskcache_like.operations.queues import QUEUE_START
 
 from .checker import Effect, Operation, State, refuted
 
@@ -43,7 +42,6 @@ Tags = tuple[str, ...]  # sorted
 
 EXPIRED = -1
 WRONG = "wrong"  # stands for the cell after an operation that cannot have answered what it did
-NOTHING = (None, None)  # what a queue answers that is empty
 PENDING = "pending"  # stands for the answer that never came
 
 
@@ -84,14 +82,12 @@ def _has(tags: Tags, wanted: Tags, match: str) -> bool:
 
 
 def _push(queue: Cell, value: int, side: str, tags: Tags) -> Outcome:
-    back = side == "back"
-    number = queue[-1][0] + 1 if queue and back else queue[0][0] - 1 if queue else QUEUE_START
-    item = (number, value, tags)
-    return number, (*queue, item) if back else (item, *queue)
+    item = (value, tags)
+    return True, (*queue, item) if side == "back" else (item, *queue)
 
 
-def _first(queue: Cell, side: str) -> tuple[Any, Any]:
-    return queue[0 if side == "front" else -1][:2] if queue else NOTHING
+def _first(queue: Cell, side: str) -> Any:
+    return queue[0 if side == "front" else -1][0] if queue else None
 
 
 def _where_there(rule: Callable[..., Outcome], missing: Any = False) -> Callable[..., Outcome]:
@@ -125,7 +121,7 @@ _READS = ("get", "look", "entry", "peek", "touch")
 _NO_CHANGE: dict[str, Any] = {
     **dict.fromkeys(("add", "delete", "expire", "retag"), False),
     "pop": None,
-    "pull": NOTHING,
+    "pull": None,
 }
 
 
@@ -438,7 +434,7 @@ def _without(cell: Cell, tags: Tags) -> tuple[Cell, int, int]:
         if not _has(cell[1], tags, "all"):
             return cell, 0, 0
         return None, int(cell[0] != EXPIRED), int(cell[0] == EXPIRED)
-    kept = tuple(item for item in cell if not _has(item[2], tags, "all"))
+    kept = tuple(item for item in cell if not _has(item[1], tags, "all"))
     return kept, len(cell) - len(kept), 0
 
 

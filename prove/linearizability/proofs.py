@@ -45,7 +45,7 @@ from .clients import (
     opened,
     recorded,
 )
-from .histories import NO_ORDER, NOTHING, PENDING, Call, Place, Recorded, violations
+from .histories import NO_ORDER, PENDING, Call, Place, Recorded, violations
 
 ALIVE, MORTAL = (3, 3), (4, 8)  # processes of a history, at least and at most
 BATCH, FEW_HISTORIES = 10, 6  # histories of a case; where processes are killed
@@ -314,7 +314,7 @@ def drained(cache: Cache, queue: str) -> list[Recorded]:
     """Pull all that is in a queue."""
     found: list[Recorded] = []
     call = ("pull", queue, "front")
-    while not found or found[-1].answer != NOTHING:
+    while not found or found[-1].answer is not None:
         found += [Recorded(FRESH, call, *each) for each in play(cache, [call])]
     return found
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import io
 import pickle
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from diskcache_like import Cache
+from diskcache_like.encoding.keys import queue_key
 
 from ..support.cache_kinds import Clock, Opener, exact, few, one, ordered
 
@@ -38,11 +41,13 @@ def test_queues_with_different_prefixes_are_different(cache: Cache) -> None:
     assert cache.peek(prefix="a-5")[1] == "a-5"
 
 
-def test_keys_of_queues_look_like_numbers_and_prefixed_numbers(cache: Cache) -> None:
-    assert str(cache.push(1)) == "500000000000000"
-    assert str(cache.push(2)) == "500000000000001"
-    assert str(cache.push(3, side="front")) == "499999999999999"
-    assert str(cache.push(1, prefix="prefix")) == "prefix-500000000000000"
+def test_keys_of_queues_look_like_numbers_that_grow_from_front_to_back(cache: Cache) -> None:
+    keys = [cache.push(1), cache.push(2), cache.push(3), cache.push(0, side="front")]
+    assert [cache.peek(), cache.peek(side="back")] == [(keys[3], 0), (keys[2], 3)]
+    assert keys[3] < keys[0] < keys[1] < keys[2]
+    assert [str(key) for key in keys] == [str(key.number) for key in keys]
+    prefixed = cache.push(1, prefix="prefix")
+    assert str(prefixed) == f"prefix-{prefixed.number}"
 
 
 def test_keys_of_queues_are_nobody_elses(cache: Cache) -> None:
@@ -225,3 +230,39 @@ def test_a_walk_waits_for_no_writer(open_cache: Opener) -> None:
         thread.join()
         assert [value for _, value in writer.iterqueue()] == ["before", "in the transaction"]
     assert [value for _, value in found] == ["before"]
+
+
+def test_an_item_with_a_number_from_elsewhere_is_neither_overwritten_nor_overtaken(cache: Cache) -> None:
+    near = cache.push("near")
+    ahead = queue_key(None, near.number + 3)
+    cache[ahead] = "ahead"
+    keys = [near, ahead, *(cache.push(number) for number in range(6))]
+    assert [key for key, _ in cache.iterqueue()] == keys
+    assert [cache.pull()[1] for _ in range(9)] == ["near", "ahead", *range(6), None]
+
+
+@pytest.mark.parametrize("side", ["front", "back"])
+def test_items_that_are_pushed_at_once_are_all_there(tmp_path: Path, side: Any) -> None:
+    with Cache(tmp_path) as cache, ThreadPoolExecutor(4) as pool:
+        pushed = list(pool.map(lambda number: cache.push(number, side=side), range(400)))
+        assert len(set(pushed)) == 400
+        found = dict(cache.iterqueue())
+        assert {found[key] for key in pushed} == set(range(400))
+
+
+def test_a_push_that_another_write_comes_before_takes_a_new_number(tmp_path: Path, monkeypatch: Any) -> None:
+    with Cache(tmp_path, hot_size_limit=0) as cache, Cache(tmp_path) as other:
+        cache.push("first")
+        theirs: list[Any] = []
+        locate = cache._rows.locate
+
+        def overtaken(key: Any) -> Any:
+            if len(theirs) < 2:
+                theirs.append(other.push(f"theirs {len(theirs)}"))
+            return locate(key)
+
+        monkeypatch.setattr(cache._rows, "locate", overtaken)
+        assert cache.push("mine") not in theirs
+        monkeypatch.undo()
+        values = [value for _, value in cache.iterqueue()]
+        assert sorted(values) == sorted(["first", "mine", *(f"theirs {number}" for number in range(len(theirs)))])

@@ -16,10 +16,9 @@ from diskcache_like import Averager, BoundedSemaphore, Breaker, Cache, Deque, Di
 from diskcache_like.encoding import file_names, keys
 from diskcache_like.encoding.record import MODE_RAW, Metadata, Record, pack
 from diskcache_like.encoding.tags import tags_column
-from diskcache_like.errors import BreakerOpen, CacheError, CorruptDatabaseWarning, StorageError
+from diskcache_like.errors import BreakerOpen, CacheError, CorruptDatabaseWarning
 from diskcache_like.memoizing.flights import flight_key
 from diskcache_like.memoizing.rules import StoredError
-from diskcache_like.operations.queues import QUEUE_START
 
 from ..support.tampering import database, plant, stored_of
 
@@ -109,26 +108,24 @@ def test_a_row_in_the_first_place_of_all_is_found_and_removed(place: Path) -> No
 
 
 @pytest.mark.parametrize(("number", "side"), [(1 << 62, "back"), (-(1 << 62), "front")])
-def test_a_push_beyond_the_last_number_of_a_queue_is_refused(tmp_path: Path, number: int, side: Any) -> None:
+def test_an_item_beyond_all_numbers_of_a_queue_stays_at_its_end(tmp_path: Path, number: int, side: Any) -> None:
     with closing(Cache(tmp_path, **DIRECT)) as cache:
         key = keys.queue_key(None, number)
         stored, h, store = cache._rows.locate(key)
         row = cache._rows.row(key, (stored, h, store), cache._rows.encode(store, "evil", False, key), Metadata())
         with store.transaction(None):
             store.put(h, stored, row, None)
-        with pytest.raises(StorageError, match="no numbers left"):
-            cache.push("more", side=side)
-        assert cache.pull() == (key, "evil")
-        assert cache.pull() == (None, None)
+        more = cache.push("more", side=side)
+        found = [(more, "more"), (key, "evil")]
+        assert [cache.pull() for _ in range(3)] == [*(found if side == "back" else found[::-1]), (None, None)]
 
 
 def test_an_item_that_the_index_of_a_queue_lacks_is_not_overwritten(tmp_path: Path) -> None:
-    with closing(Deque([10, 20, 30, 40], tmp_path).cache):
-        pass
+    with closing(Deque([10, 20, 30, 40], tmp_path).cache) as cache:
+        last, _ = cache.peek(side="back")
     (tmp_path / "cache.buffer").unlink(missing_ok=True)
     content = (tmp_path / "cache.db").read_bytes()
-    number = QUEUE_START + 3
-    spelled = number.to_bytes(8, "big")
+    spelled = last.number.to_bytes(8, "big")
     found = [at for at in range(len(content)) if content.startswith(spelled, at)]
     assert found
     for at in found:

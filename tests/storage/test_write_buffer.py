@@ -126,7 +126,7 @@ def test_a_write_waits_and_everybody_sees_it(cache: Cache, other: Cache) -> None
         lambda cache: cache.peekitem(),
         lambda cache: cache.evict("nothing"),
         lambda cache: cache.expire(),
-        lambda cache: cache.push("item"),
+        lambda cache: cache.pull(),
         lambda cache: cache.set("large", bytes(1 << 16)),
         lambda cache: cache.set_many({"more": 1}),
         lambda cache: cache.flush(),
@@ -974,7 +974,6 @@ def test_a_new_limit_holds_from_the_next_write_on(cache: Cache) -> None:
 @pytest.mark.parametrize(
     "step",
     [
-        lambda cache: cache.push("item"),
         lambda cache: cache.flush(),
         lambda cache: cache.set("file", bytes(40_000)),
     ],

@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diskcache_like import Cache
-from diskcache_like.operations.queues import QUEUE_START
 from prove.linearizability import checker, structures
 from prove.linearizability.calls import EVERYDAY, RUN, WHOLE, Draw, Raised, Weights, play
 from prove.linearizability.checker import Operation, State, Undecided, refuted
@@ -113,9 +112,9 @@ LEGAL = {
         (0, 9, ("set_many", {"k": 1, "l": 1}, ()), 2), (1, 8, ("get_many", ("k", "l")), {"k": 1}),
     ),
     "a queue": (
-        (0, 1, ("push", "q", 1, "back", ()), QUEUE_START), (2, 3, ("push", "q", 2, "front", ()), QUEUE_START - 1),
-        (4, 5, ("peek", "q", "back"), (QUEUE_START, 1)), (6, 9, ("pull", "q", "front"), (QUEUE_START, 1)),
-        (6, 9, ("pull", "q", "front"), (QUEUE_START - 1, 2)), (10, 11, ("pull", "q", "front"), (None, None)),
+        (0, 1, ("push", "q", 1, "back", ()), True), (2, 3, ("push", "q", 2, "front", ()), True),
+        (4, 5, ("peek", "q", "back"), 1), (6, 9, ("pull", "q", "front"), 1),
+        (6, 9, ("pull", "q", "front"), 2), (10, 11, ("pull", "q", "front"), None),
     ),
     "a transaction reads its own writes": (
         (0, 1, ("transact", (SET, GET, ("pop", "k")), False), (True, 1, 1)), (2, 3, GET, None),
@@ -136,12 +135,12 @@ ILLEGAL = {
     "an entry that came back": ((0, 1, SET, True), (2, 3, ("pop", "k"), 1), (4, 5, GET, 1)),
     "a value whose expiry was forgotten": ((0, 1, SET, True), (2, 3, ("expire", "k"), True), (4, 5, GET, 1)),
     "an item pulled twice": (
-        (0, 1, ("push", "q", 1, "back", ()), QUEUE_START), (2, 9, ("pull", "q", "front"), (QUEUE_START, 1)),
-        (2, 9, ("pull", "q", "back"), (QUEUE_START, 1)),
+        (0, 1, ("push", "q", 1, "back", ()), True), (2, 9, ("pull", "q", "front"), 1),
+        (2, 9, ("pull", "q", "back"), 1),
     ),
     "an item pulled ahead of an older one": (
-        (0, 1, ("push", "q", 1, "back", ()), QUEUE_START), (2, 3, ("push", "q", 2, "back", ()), QUEUE_START + 1),
-        (4, 5, ("pull", "q", "front"), (QUEUE_START + 1, 2)),
+        (0, 1, ("push", "q", 1, "back", ()), True), (2, 3, ("push", "q", 2, "back", ()), True),
+        (4, 5, ("pull", "q", "front"), 2),
     ),
     "clear counts more than there was": ((0, 1, SET, True), (2, 3, ("clear",), 2)),
     "clear leaves an entry": ((0, 1, SET, True), (2, 3, ("clear",), 1), (4, 5, GET, 1)),
@@ -252,7 +251,7 @@ SET_L = ("set", "l", 1, ())
 BOTH = ("transact", (SET, SET_L), False)
 KILLED_BOTH = (2, DEATH, BOTH, PENDING)
 LAST = ("transact", (GET, ("get", "l")), False)  # as of a handle that was opened when all had ended
-PUSHED = (0, 1, ("push", "q", 1, "back", ()), QUEUE_START)
+PUSHED = (0, 1, ("push", "q", 1, "back", ()), True)
 
 PENDING_LEGAL = {
     "it took effect": (KILLED_SET, (7, 8, GET, 1)),
@@ -282,9 +281,9 @@ PENDING_LEGAL = {
         (0, 1, ("set_many", {"k": 1, "l": 1}, ("t",)), 2), (2, DEATH, ("soft", ("k", "l"), ("t",), "any"), PENDING),
         (7, 8, LAST, (None, 1)),
     ),
-    "an item that it pulled": (PUSHED, (2, DEATH, ("pull", "q", "front"), PENDING), (7, 8, ("pull", "q", "front"), (None, None))),
+    "an item that it pulled": (PUSHED, (2, DEATH, ("pull", "q", "front"), PENDING), (7, 8, ("pull", "q", "front"), None)),
     "an item that it pushed": (
-        (2, DEATH, ("push", "q", 1, "back", ()), PENDING), (7, 8, ("pull", "q", "front"), (QUEUE_START, 1)),
+        (2, DEATH, ("push", "q", 1, "back", ()), PENDING), (7, 8, ("pull", "q", "front"), 1),
     ),
     "reads": (
         (2, DEATH, GET, PENDING), (2, DEATH, ("get_many", ("k", "l")), PENDING), (2, DEATH, ("peek", "q", "front"), PENDING),
@@ -313,12 +312,12 @@ PENDING_ILLEGAL = {
     ),
     "what was acknowledged before is lost": ((0, 1, SET_2, True), (2, DEATH, ("touch", "k"), PENDING), (7, 8, GET, None)),
     "two items pulled by one": (
-        PUSHED, (1, 2, ("push", "q", 2, "back", ()), QUEUE_START + 1), (3, DEATH, ("pull", "q", "front"), PENDING),
-        (7, 8, ("pull", "q", "front"), (None, None)),
+        PUSHED, (1, 2, ("push", "q", 2, "back", ()), True), (3, DEATH, ("pull", "q", "front"), PENDING),
+        (7, 8, ("pull", "q", "front"), None),
     ),
     "an item of its pull that came back": (
-        PUSHED, (2, DEATH, ("pull", "q", "front"), PENDING), (6, 7, ("peek", "q", "front"), (None, None)),
-        (8, 9, ("pull", "q", "front"), (QUEUE_START, 1)),
+        PUSHED, (2, DEATH, ("pull", "q", "front"), PENDING), (6, 7, ("peek", "q", "front"), None),
+        (8, 9, ("pull", "q", "front"), 1),
     ),
     "half of a transaction": (KILLED_BOTH, (7, 8, LAST, (1, None))),
     "the other half": (KILLED_BOTH, (7, 8, LAST, (None, 1))),
@@ -428,8 +427,8 @@ CANCELLED_ILLEGAL = {
     "an effect behind a write that was called after its end": (CANCELLED_SET, (6, 7, SET_2, True), (8, 9, GET, 1)),
     "an effect twice": ((2, END, ("incr", "k", 1, 0), GONE), (6, 7, GET, 2)),
     "an item of its pull that came back": (
-        PUSHED, (2, END, ("pull", "q", "front"), GONE), (6, 7, ("peek", "q", "front"), (None, None)),
-        (8, 9, ("pull", "q", "front"), (QUEUE_START, 1)),
+        PUSHED, (2, END, ("pull", "q", "front"), GONE), (6, 7, ("peek", "q", "front"), None),
+        (8, 9, ("pull", "q", "front"), 1),
     ),
     "half of a transaction": (CANCELLED_BOTH, (7, 8, LAST, (1, None))),
     "an undone transaction": ((2, END, ("transact", (SET,), True), GONE), (7, 8, GET, 1)),
@@ -466,7 +465,7 @@ class Pretend:
 
     def __init__(self) -> None:
         self._entries: dict[str, int] = {}
-        self._queue: deque[tuple[int, int]] = deque()
+        self._queue: deque[int] = deque()
 
     def answer(self, call: Call) -> Any:
         """Take a call on one place and return its answer."""
@@ -490,10 +489,9 @@ class Pretend:
     def _queued(self, name: str, *arguments: Any) -> Any:
         queue, front = self._queue, arguments[-1] == "front" if name == "pull" else arguments[1] == "front"
         if name == "pull":
-            return (None, None) if not queue else queue.popleft() if front else queue.pop()
-        number = QUEUE_START if not queue else queue[0][0] - 1 if front else queue[-1][0] + 1
-        (queue.appendleft if front else queue.append)((number, arguments[0]))
-        return number
+            return None if not queue else queue.popleft() if front else queue.pop()
+        (queue.appendleft if front else queue.append)(arguments[0])
+        return True
 
 
 def applied(state: dict[str, Any], call: Call, answer: Any) -> dict[str, Any] | None:
@@ -573,7 +571,7 @@ def test_what_was_done_in_some_order_is_accepted(made: list[Call], source: rando
 def test_an_altered_answer_is_judged_as_all_orders_judge_it(made: list[Call], source: random.Random) -> None:
     history = history_of(made, source)
     number = source.randrange(len(history))
-    others = [one.answer for one in history] + [None, True, False, (None, None), QUEUE_START]
+    others = [one.answer for one in history] + [None, True, False, (None, None)]
     history[number] = history[number]._replace(answer=source.choice(others))
     assert (violations(history, ONE) == []) == has_order(history)
 
