@@ -15,7 +15,7 @@ import secrets
 from collections import OrderedDict
 from decimal import Decimal
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import PosixPath, PureWindowsPath
 from typing import Any, Final, NoReturn, Self
@@ -51,6 +51,7 @@ __all__ = [
     "original_key",
     "queue_columns",
     "queue_key",
+    "queue_number",
     "sort_key",
 ]
 
@@ -104,11 +105,22 @@ def queue_columns(stored_key: bytes) -> tuple[bytes, int] | tuple[None, None]:
     code = _CODE_AT.get(stored_key[:1])  # most keys begin in another way
     if code is None or stored_key[code : code + 1] not in _QUEUE_CODES:
         return None, None
+    column = _queue_of(stored_key[:-8])
+    return (None, None) if column is None else (column, queue_number(stored_key))
+
+
+def queue_number(stored_key: bytes) -> int:
+    """Return the number in the key of a queue's item: its last eight bytes. The others are the queue's."""
+    return int(canonical.BIASED.unpack(stored_key[-8:])[0]) - (1 << 63)
+
+
+@lru_cache(maxsize=256)
+def _queue_of(start: bytes) -> bytes | None:
+    """Return the column of the queue whose keys begin so; None if no keys do."""
     try:
-        key = decode_key(stored_key)
+        return encode_key(decode_key(start + bytes(8)).prefix)
     except DecodeError:
-        return None, None
-    return encode_key(key.prefix), key.number
+        return None
 
 
 # ---------------------------------------------------------------------------------------------------- decoding

@@ -19,10 +19,12 @@ from ..entries.loading import ENOVAL, EXPIRED
 from ..entries.row_codec import Expiry, discard, with_metadata
 from ..errors import DecodeError, Timeout, ValueTooLarge
 from ..settings.misuse import NoOthers, unexpected, whole
+from ..storage.shard.ownership import HOME
 from ..storage.shard.reader import QUEUE_BOUND
 from ..storage.store import Row, Store
 from .parts import Parts
 
+TRIES = 3  # to take an item without the lock
 QUEUE_PAGE = 100  # items of a queue per SELECT while iterating
 
 Side = Literal["back", "front"]
@@ -108,6 +110,10 @@ class Queues(Parts):
         store = self._rows.queue_store(prefix)
         last = _is_back(side)
         try:
+            for _ in range(TRIES):
+                alone = self._item_alone(store, prefix, last, remove)
+                if alone is not None:
+                    return default if alone[1] is None else with_metadata(*alone, *asked)
             for attempt in store.attempts(removes=True):
                 with attempt, store.transaction(self._wait(retry)):
                     for key, (value, record) in self._queue_items(store, prefix, last, remove):
@@ -116,6 +122,31 @@ class Queues(Parts):
         except Timeout:
             return self._failed(default)
         return default
+
+    def _item_alone(
+        self, store: Store, prefix: str | None, last: bool, remove: bool
+    ) -> tuple[Any, Record | None] | None:
+        """Return the (key, value) at one end of a queue and its record, removed in one append with `remove`.
+
+        None for the record: the queue is empty. None: somebody else has written meanwhile, or only a transaction can
+        tell, as where an item has expired, or is damaged.
+        """
+        rows = self._rows
+        key_start = rows.stored_key(keys.queue_key(prefix, 0))[:-8]
+        found = store.queue_end_alone(rows.queue_column(prefix), key_start, last)
+        if found is None:
+            return None
+        write, first = found
+        if first is None:
+            return (None, None), None
+        stored_key, number, place, packed = first
+        key = keys.queue_key(prefix, number)
+        item = self._loader.candidate(key, (stored_key, place, store), packed)
+        if not isinstance(item, tuple) or rows.stored_key(key) != stored_key:
+            return None
+        if remove and not store.remove_at(place & HOME, stored_key, write):
+            return None
+        return (key, item[0]), item[1]
 
     def _queue_items(
         self, store: Store, prefix: str | None, last: bool, remove: bool

@@ -80,6 +80,7 @@ class Store:
         self.places, self.rows_at, self.tagged = reader.places, reader.rows_at, reader.tagged
         self.tagged_places, self.count_tagged = reader.tagged_places, reader.count_tagged
         self.queue_end, self.queue_page = reader.queue_end, reader.queue_page
+        self.queue_end_alone, self.remove_at = reader.queue_end_alone, writer.remove_at
         self.smallest_first = reader.smallest_first
         self.put, self.put_many, self.push = writer.put, writer.put_many, writer.push
         self.remove, self.update = writer.remove, writer.update

@@ -86,6 +86,10 @@ class Writer:
                 return
         self._locked(self._push, make, timeout)
 
+    def remove_at(self, home: int, stored_key: bytes, number: int) -> bool:
+        """Remove an entry if that is the write with this number, and without the lock; tell whether it was."""
+        return self._append_alone(home, stored_key, None, expected=2 * number + 1) != 0
+
     def remove(self, home: int, stored_key: bytes, timeout: float | None, seen: int = 0) -> int:
         """Remove a live entry; return 0 if there was none.
 

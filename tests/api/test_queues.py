@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import pickle
+import random
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from diskcache_like import Cache
 from diskcache_like.encoding.keys import queue_key
+from diskcache_like.storage.shard.writer_connection import WriterConnection
 
 from ..support.cache_kinds import Clock, Opener, exact, few, one, ordered
 
@@ -266,3 +269,47 @@ def test_a_push_that_another_write_comes_before_takes_a_new_number(tmp_path: Pat
         monkeypatch.undo()
         values = [value for _, value in cache.iterqueue()]
         assert sorted(values) == sorted(["first", "mine", *(f"theirs {number}" for number in range(len(theirs)))])
+
+
+def test_a_queue_whose_items_wait_and_lie_in_the_database_is_one_queue(tmp_path: Path) -> None:
+    """Pushes, pulls, touches, deletions and flushes at random, beside a list of what should be there."""
+    for seed in range(8):
+        draw, expected = random.Random(seed), deque[tuple[Any, int]]()
+        with Cache(tmp_path / str(seed)) as cache, Cache(tmp_path / str(seed)) as other:
+            for number in range(400):
+                handle, front = draw.choice((cache, other)), draw.random() < 0.5
+                side: Any = "front" if front else "back"
+                match draw.choice(("push", "push", "pull", "pull", "peek", "touch", "delete", "flush", "set")):
+                    case "push":
+                        item = (handle.push(number, "q", side), number)
+                        (expected.appendleft if front else expected.append)(item)
+                    case "pull":
+                        wanted = (None, None) if not expected else expected.popleft() if front else expected.pop()
+                        assert handle.pull("q", side=side) == wanted
+                    case "peek":
+                        wanted = (None, None) if not expected else expected[0 if front else -1]
+                        assert handle.peek("q", side=side) == wanted
+                    case "touch" if expected:
+                        assert handle.touch(draw.choice(expected)[0], 1000)
+                    case "delete" if expected:
+                        place = draw.randrange(len(expected))
+                        assert handle.delete(expected[place][0])
+                        del expected[place]
+                    case "flush":
+                        handle.flush()
+                    case "set":
+                        handle.set(number % 5, number)
+                        handle.push(number, "another")
+            assert list(other.iterqueue("q")) == list(expected)
+            assert cache.check() == []
+
+
+def test_an_item_is_pulled_in_one_append(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cache(tmp_path) as cache:
+        keys = [cache.push(number) for number in range(4)]
+        cache.flush()
+        keys += [cache.push(number) for number in range(4, 6)]
+        monkeypatch.setattr(WriterConnection, "execute", None)
+        assert [cache.pull() for _ in range(7)] == [*zip(keys, range(6), strict=True), (None, None)]
+        monkeypatch.undo()
+        assert (len(cache), cache.check()) == (0, [])

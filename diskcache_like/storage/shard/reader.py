@@ -13,8 +13,8 @@ from typing import Any
 
 from ...coherence.generations import NEVER, Header
 from ...coherence.ring import Word, Written
-from ...encoding import file_names
-from ...errors import CorruptDatabase, DirectoryError, KeyringError
+from ...encoding import file_names, keys
+from ...errors import CorruptDatabase, DecodeError, DirectoryError, KeyringError
 from ...system.forks import token_word
 from ..opening.identity import BUFFER_MARK
 from ..opening.opener import mark_in
@@ -25,6 +25,7 @@ from ..sqlite.reader_pool import ReaderPool
 from .open_shard import OpenShard
 
 PAGE_OF_ENTRIES = 512
+WALKED = 1 << 13  # bytes that wait, and that a look at the end of a queue goes through
 QUEUE_BOUND = 1 << 62  # of the numbers of a queue; what is beyond, or no number, was planted and is passed over
 _EPOCH, _TICK, _BUFFER = Header.EPOCH, Header.TICK, Header.BUFFER  # for the hot path
 # Statements that need no flush: about single keys, which are looked for in the write buffer before; about settings,
@@ -113,10 +114,10 @@ class Reader:
                 raise
         return read()
 
-    def _select(self, statement: str, parameters: Sequence[object]) -> list[Any]:
+    def _select(self, statement: str, parameters: Sequence[object], flushes: bool = True) -> list[Any]:
         shard = self._shard
         shard.reopen_if_replaced()
-        if shard.ring is not None and statement not in _WITHOUT_FLUSH:
+        if flushes and shard.ring is not None and statement not in _WITHOUT_FLUSH:
             self.flush()
         if self._is_in_transaction():
             return self._connection.select(statement, parameters)
@@ -288,6 +289,48 @@ class Reader:
         """Return (stored key, number, place, record) at one end of a queue, behind `skip` others."""
         rows = self.queue_page(queue, last, -QUEUE_BOUND, QUEUE_BOUND, 1, skip)
         return (rows[0][1], rows[0][2], rows[0][0], rows[0][3]) if rows else None
+
+    def queue_end_alone(
+        self, queue: bytes, key_start: bytes, last: bool
+    ) -> tuple[int, tuple[bytes, int, int, bytes] | None] | None:
+        """Return what `queue_end` does, without the lock and a flush, and the number of the write that may follow it.
+
+        If that is the next write, nothing was written since the look. None where only a look under the lock can tell.
+        `key_start`: how the keys of the queue begin.
+        """
+        shard = self._shard
+        ring, header = shard.ring, shard.header
+        tick = header[_TICK]
+        if (
+            ring is None
+            or shard.appender is None  # which an encrypted cache has not, so keys tell their queues
+            or self._connection.txn is not None
+            or header[Header.SETTLED] != tick
+            or ring.words[Word.CARRYING]
+            or ring.waiting() > WALKED
+            or not shard.is_current()
+        ):
+            return None
+        try:
+            net, _ = ring.gather(WALKED)
+        except DecodeError:
+            return None
+        found, removed, size = list[tuple[bytes, int, int, bytes]](), 0, len(key_start) + 8
+        for key, (_, _, home, what, _) in net.items():
+            if isinstance(key, int):  # a damaged record, which may be about any key of its hash
+                return None
+            if len(key) == size and key.startswith(key_start):
+                if what is None:
+                    removed += 1  # and the database may still have it
+                else:
+                    packed = what if isinstance(what, bytes) else Written._make(what).packed
+                    found.append((key, keys.queue_number(key), home, packed or b""))
+        page = (queue, -QUEUE_BOUND, QUEUE_BOUND, 1 + removed, 0)
+        rows = self._select(sql.QUEUE_BACKWARD if last else sql.QUEUE_FORWARD, page, flushes=False)
+        found += [(key, number, place, packed) for place, key, number, packed in rows if key not in net]
+        if header[_TICK] != tick:  # which comes before any other change
+            return None
+        return tick + 1, (max if last else min)(found, key=itemgetter(1), default=None)
 
     def queue_page(
         self, queue: bytes, last: bool, low: int, high: int, limit: int, skip: int = 0
