@@ -464,13 +464,15 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         wait: float | None,
         condition: Callable[[Record | None], bool],
         early: bool = False,
+        location: Location | None = None,
     ) -> bool:
         """Store `value` if the condition holds for the live record of `key`; return whether it was stored. Atomic.
 
-        `wait`: seconds to wait for the lock, None for no limit. `early`: as `Store.compute` has it.
+        `wait`: seconds to wait for the lock, None for no limit. `early`: as `Store.update` has it. `location`: where
+        the key lives, if that is known.
         """
         rows = self._rows
-        stored_key, home, store = location = rows.locate(key)
+        stored_key, home, store = location = location or rows.locate(key)
         encoded = rows.encode(store, value, read, key)
         is_met = False
 
@@ -786,6 +788,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         """
         self._here_only("transact()")
         return self._shards.transaction(self._wait(retry))
+
+    def _transact_briefly(self) -> contextlib.AbstractContextManager[None]:
+        """Make a short body, which runs nothing of the user's, one transaction, and wait for the lock without limit."""
+        self._here_only("transact()")
+        return self._shards.transaction(None, carries=True)
 
     def namespace(self, name: str) -> Self:
         """Return a view of this cache with a key space of its own, under a name; it has the same memory and limits.

@@ -32,7 +32,7 @@ class AtomicKey:
         self._location: Location | None = None
         self.now: Callable[[], float] = rows.clock  # by the cache's clock
 
-    def _found(self) -> Location:
+    def location(self) -> Location:
         """Return where the key lives, which is looked for once."""
         if self._location is None:
             self._location = self._rows.locate(self._key)
@@ -41,11 +41,11 @@ class AtomicKey:
     @property
     def stored_key(self) -> bytes:
         """Return the stored key."""
-        return self._found()[0]
+        return self.location()[0]
 
     def update(self, decide: DecideValue, wait: float | None) -> bool:
         """Do what `update` of this module does for this key."""
-        return update(self._rows, self._loader, (self._key, self._found()), decide, wait)
+        return update(self._rows, self._loader, (self._key, self.location()), decide, wait)
 
     def metadata(self, expire: Expiry | None, tag: Any = None) -> Metadata:
         """Return the metadata of an entry that expires `expire` seconds from now, None for never, and has a tag."""
@@ -55,31 +55,31 @@ class AtomicKey:
 
     def in_transaction(self) -> bool:
         """Tell whether the caller is inside a transaction, where it cannot see what others write."""
-        return self._found()[2].in_transaction()
+        return self.location()[2].in_transaction()
 
     def generation(self) -> int:
         """Return the generation to sleep on; read it before looking at the entry."""
-        _, home, store = self._found()
+        _, home, store = self.location()
         return store.generation(home)
 
     def sleep(self, generation: int, seconds: float) -> None:
         """Sleep until the entry may have changed since `generation`, `seconds` at most."""
-        _, home, store = self._found()
+        _, home, store = self.location()
         store.sleep(home, generation, seconds)
 
     def wake(self) -> None:
         """Wake the sleepers; call it after a change."""
-        _, home, store = self._found()
+        _, home, store = self.location()
         store.wake(home)
 
     def hold(self, owner: object) -> bool | None:
         """Hold the key if nobody does, until `let_go` or the end of the process; None where that is not possible."""
-        _, home, store = self._found()
+        _, home, store = self.location()
         return store.hold(home, owner)
 
     def let_go(self, owner: object) -> None:
         """Let go of a key if this owner holds it."""
-        _, home, store = self._found()
+        _, home, store = self.location()
         store.let_go(home, owner)
 
     def left(self, until: float | None) -> float:

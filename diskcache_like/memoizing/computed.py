@@ -11,6 +11,7 @@ from ..encoding.record import Metadata
 from ..entries.atomic_key import AtomicKey
 from ..entries.hot import NEGATIVE_HIT, PLAIN_TYPES, HotEntry
 from ..entries.loading import ENOVAL
+from ..entries.row_codec import Location
 from ..operations.tagging import Selection, Tagging
 from ..settings.misuse import called, unexpected, wrong
 from ..system.signals import suppress
@@ -168,10 +169,13 @@ class Computed(Tagging):
         """Return the key with what recipes need."""
         return AtomicKey(self._rows, self._loader, key)
 
-    def _put(self, key: Any, value: Any, metadata: Metadata, replaces: Replaces | None) -> bool:
+    def _put(
+        self, key: Any, value: Any, metadata: Metadata, replaces: Replaces | None, location: Location | None = None
+    ) -> bool:
         """Store a value with its metadata; raise Timeout, or whatever else keeps it from being stored.
 
-        `replaces`: what must be there; None for anything. An error that was stored instead of a value is nothing.
+        `location`: where the key lives, if that is known. `replaces`: what must be there; None for anything. An error
+        that was stored instead of a value is nothing.
         """
 
         def may_be_stored(record: Any) -> bool:
@@ -185,7 +189,8 @@ class Computed(Tagging):
             found = store.version(home, stored_key)
             return found == version or (not found and until is not None and until <= self._rows.clock())
 
-        return self._store_if(key, value, False, metadata, self._handle.timeout, may_be_stored)
+        early = replaces is None or replaces is NOTHING  # a version is known under the lock alone
+        return self._store_if(key, value, False, metadata, self._handle.timeout, may_be_stored, early, location)
 
     def _recorded(self, key: Any, stale: bool = False) -> Any:
         """Return (value, record, version) of an entry, None if there is none."""

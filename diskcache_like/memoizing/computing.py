@@ -275,7 +275,8 @@ class Computation:
         replaces = None if flight is None else NOTHING
         if renewed is not None:
             replaces = Replaces(renewed.version, renewed.metadata.remove_at)
-        keep = partial(self.cache._put, key, replaces=replaces)
+        atomic = (flight or self.flight(key)).atomic
+        keep = partial(self.cache._put, key, replaces=replaces, location=atomic.location())
         started, around = self._now(), under_way.get()
         context = Computing(None, None, b"")
         # Read here, so that the function does not get the very object that a caller has, who goes on with it.
@@ -283,7 +284,7 @@ class Computation:
         if old is not None:
             context = Computing(old.value, old.metadata.age(started), old.metadata.etag)
         try:
-            inside = [self._name((flight or self.flight(key)).atomic)]
+            inside = [self._name(atomic)]
             try:  # before it is set, so that a signal handler that raises just after that leaves nothing under way
                 under_way.set((*around, inside))
                 value = yield from self._called(partial(call, context))

@@ -110,7 +110,7 @@ class Queues(Parts):
         store = self._rows.queue_store(prefix)
         last = _is_back(side)
         try:
-            for _ in range(TRIES):
+            for _ in range(0 if store.in_transaction() else TRIES):
                 alone = self._item_alone(store, prefix, last, remove)
                 if alone is not None:
                     return default if alone[1] is None else with_metadata(*alone, *asked)

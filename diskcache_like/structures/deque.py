@@ -112,7 +112,12 @@ class Deque(InCache, abc.MutableSequence[Any]):
             self._add(values, side, other)
 
     def _add(self, values: Sequence[Any], side: Side, other: Side) -> None:
-        with self.transact():  # so that nobody sees the deque with more than `maxlen` items
+        if len(values) == 1 and self.maxlen == math.inf:
+            self._cache.push(values[0], side=side, retry=True)
+            if self.maxlen == math.inf:
+                return
+            values = ()  # somebody has set a limit meanwhile
+        with self._transact_briefly():  # so that nobody sees the deque with more than `maxlen` items
             for value in values:
                 self._cache.push(value, side=side, retry=True)
             self._trim(other)

@@ -73,7 +73,7 @@ class Index(InCache, abc.MutableMapping[Any, Any]):
         """Return the value of `key` after storing `default` if there was none."""
         if (value := self._cache.get(key, ENOVAL)) is not ENOVAL:
             return value
-        with self.transact():
+        with self._transact_briefly():
             if (value := self._cache.get(key, ENOVAL)) is not ENOVAL:
                 return value
             self._cache[key] = default
@@ -118,7 +118,7 @@ class Index(InCache, abc.MutableMapping[Any, Any]):
             return self._popitem(last)
 
     def _popitem(self, last: bool) -> tuple[Any, Any]:
-        with self.transact():
+        with self._transact_briefly():
             found = self.peekitem(last)
             del self._cache[found[0]]
         return found

@@ -319,8 +319,8 @@ def test_an_update_of_two_parts_begins_in_a_thread(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     "step",
     [
-        lambda face: face.touch("k", 60),
-        lambda face: face.push("item"),
+        lambda face: face.flush(),
+        lambda face: face.peekitem(),
         lambda face: face.set("long", bytes(20_000)),
         lambda face: face.set_many({"a": 1, "b": 2}),
     ],
@@ -329,7 +329,7 @@ def test_the_write_buffer_is_flushed_in_a_thread(
     tmp_path: Path, hops: list[object], step: Callable[[Any], Coroutine[Any, Any, object]]
 ) -> None:
     with Cache(tmp_path, write_buffer=1 << 20) as cache:
-        cache.push("first")  # measures the volume
+        cache["first"] = bytes(20_000)  # measures the volume
 
         async def main() -> None:
             for number in range(100):
@@ -338,7 +338,7 @@ def test_the_write_buffer_is_flushed_in_a_thread(
             assert hops == []
             await step(cache.aio)
             assert len(hops) == 1
-            await cache.aio.touch("k", 60)
+            await cache.aio.set("long", bytes(20_000))
             assert len(hops) == 1, "nothing waits any more"
 
         run(main)
@@ -535,7 +535,7 @@ def test_a_cancelled_write_that_waits_for_the_lock_does_nothing(cache: Cache) ->
 
 @one
 def test_a_cancelled_write_that_has_begun_is_awaited(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache.push("first")  # which measures the volume
+    cache["first"] = LARGE  # which measures the volume
     began, may_end = threading.Event(), threading.Event()
     store = cache._shards.stores[0]
     put = store.put

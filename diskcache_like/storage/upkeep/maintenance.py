@@ -181,6 +181,8 @@ class Maintenance:
         mark is returned alone.
         """
         is_in_use = self.buffer.is_in_use()
+        if is_in_use:
+            may_block()
         carried = self.buffer.carriable() if carries and is_in_use else None
         if carried is None:
             self.flush_buffer()
