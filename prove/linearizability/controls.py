@@ -15,6 +15,7 @@ from diskcache_like.coherence.generations import prime_below
 from diskcache_like.coherence.ring import Mark, Ring, Word, Written
 from diskcache_like.entries.atomic_key import AtomicKey
 from diskcache_like.storage.redo_log import RedoLog
+from diskcache_like.storage.shard.reader import Reader
 from diskcache_like.system import threads
 from tests.support.broken_writers import sabotage
 from tests.support.rings import SMALLEST, content_of, finding, place_of, record_at, table_of, written_in
@@ -67,6 +68,42 @@ def end_walks_late(cache: Cache) -> None:
 
         store.invalidation.hide_flushed = lambda: None  # type: ignore[method-assign]
         store.writer._commit_one = late  # type: ignore[assignment]
+
+
+def keep_carried(_: Cache) -> None:
+    """Let readers find in the write buffer what a commit has carried into the database."""
+    carried = Ring.carried
+
+    def kept(self: Ring, mark: Mark) -> None:
+        floor = self.words[Word.FLOOR]
+        carried(self, mark)
+        self.words[Word.FLOOR] = floor
+
+    Ring.carried = kept  # type: ignore[method-assign]
+
+
+def ask_nobody(_: Cache) -> None:
+    """Let readers take what they find in the write buffer while a commit carries it."""
+    carried = Ring.carried
+
+    def late(self: Ring, mark: Mark) -> None:
+        time.sleep(PAUSE)
+        carried(self, mark)
+
+    Ring.carried = late  # type: ignore[method-assign]
+    Reader._waiting = lambda self, home, stored_key: self._shard.buffered(home, stored_key)  # type: ignore[method-assign]
+
+
+def number_alike(cache: Cache) -> None:
+    """Let a push have a number, and a pull take an item, though somebody has written since it looked."""
+    for store in cache._shards.stores:
+        writer = store.writer
+
+        def careless(*arguments: Any, expected: int = 0, append: Any = writer._append_alone, **others: int) -> int:
+            time.sleep(PAUSE if expected & 1 else 0)
+            return int(append(*arguments, **others))
+
+        writer._append_alone = careless  # type: ignore[assignment]
 
 
 def _copied(self: Ring, home: int, stored_key: bytes) -> Written | None:

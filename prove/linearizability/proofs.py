@@ -392,9 +392,15 @@ _FLIGHTS: Weights = {"look": 4, "compute": 30, "delete": 8, "touch": 1}
 _EVICTIONS: Weights = {**ENTRIES, "retag": 12, "evict": 12}
 _TORN: Weights = {**WHOLE, "undone": 0}  # without what shows a torn transaction even to one client
 _FOUND = "records in the write buffer are found"
+_FLUSHED: Weights = {"get": 30, "set": 20, "evict": 20, "set_many": 20}  # often nothing waits before a commit
+_CARRIES = controls.ask_nobody, {"get": 60, "set": 30, "set_many": 20}
+_QUEUES: Weights = {"push": 30, "pull": 30, "set": 10}
 for _name, _promise, _what, _spoil, _weights in (
-    ("kept-walks", 1, f"{_FOUND} after a commit of another kind", controls.keep_walks, EVERYDAY),
-    ("late-floor", 1, f"{_FOUND} until some time after a commit of another kind", controls.end_walks_late, EVERYDAY),
+    ("kept-walks", 1, f"{_FOUND} after a commit of another kind", controls.keep_walks, _FLUSHED),
+    ("late-floor", 1, f"{_FOUND} until some time after a commit of another kind", controls.end_walks_late, _FLUSHED),
+    ("kept-carried", 1, f"{_FOUND} after a commit that carries them", controls.keep_carried, WHOLE),
+    ("unasked-carry", 2, f"{_FOUND} while a commit carries them, and nobody asks which is newer", *_CARRIES),
+    ("numbers-alike", 2, "a push or pull ignores what was written since it looked", controls.number_alike, _QUEUES),
     ("late-generation", 1, "generations change only after the commit", controls.bump_late, EVERYDAY),
     ("unchecked-hit", 1, "hits do not check their generation", controls.trust_hits, EVERYDAY),
     ("two-step-incr", 2, "incr reads and writes in two steps", controls.count_in_two_steps, EVERYDAY),
