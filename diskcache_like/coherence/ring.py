@@ -143,7 +143,7 @@ class Ring:
                 return None
             fill_holes(descriptor, size)
             mapping = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-            ring = cls(mapping, capacity, slots, hash((status.st_dev, status.st_ino)) & (1 << 63) - 1)
+            ring = cls(mapping, capacity, slots, file_number(status))
             if is_short:
                 ring.words[Word.FILE] = 0  # what its words are about was cut off
             return ring
@@ -348,6 +348,11 @@ class Ring:
 _NO_WORDS: Final = _native.Words(bytearray(PAGE), 0, PAGE // 8)
 _CLOSED: Final = _native.Ring(bytearray(PAGE + 16), PAGE, 8, 1, 1)
 _CLOSED.close()
+
+
+def file_number(status: os.stat_result) -> int:
+    """Return a number that tells a file from others, as long as it is open."""
+    return hash((status.st_dev, status.st_ino)) & (1 << 63) - 1
 
 
 def _sizes_in(descriptor: int, size: int) -> tuple[int, int] | None:

@@ -22,7 +22,7 @@ from ..encoding import file_names, keys, values
 from ..encoding.compressors import EXPANDED_LIMIT
 from ..encoding.made_keys import split_key
 from ..encoding.pickling import loads_pickle
-from ..encoding.record import MODE_BINARY, MODE_NONE, MODE_PICKLE, MODE_RAW, MODE_TEXT, Record
+from ..encoding.record import MODE_ARRAY, MODE_BINARY, MODE_NONE, MODE_PICKLE, MODE_RAW, MODE_TEXT, Record
 from ..encoding.values import NotSerializable, encode_value
 from ..errors import DecodeError, SignatureError, ValueEncodeError, named
 from . import file_io
@@ -273,9 +273,10 @@ class Disk(Payloads, ValueFiles):
         file_names.checked(filename)
         return mode, self._digest_of(filename, self._strong(mode)), filename, size
 
-    def load(self, record: Record, read: bool, maps: bool = False) -> Loaded:
+    def load(self, record: Record, read: bool, maps: bool = False, keeps: bool = False) -> Loaded:
         """Return the value of a verified record; with `maps`, an array or table in a value file is mapped from it.
 
+        `keeps`: what the hot layer may keep is wanted, too; without it an array is read right into its memory.
         Raises FileNotFoundError if its file is gone, SignatureError for a pickle that is not authenticated, and
         DecodeError for anything else that was not written like this.
         """
@@ -286,7 +287,7 @@ class Disk(Payloads, ValueFiles):
         if not self.own_values:
             return self._load_through_contract(record, read)
         if record.mode in registry.MODES:
-            return self._load_columnar(record, maps)
+            return self._load_columnar(record, maps, keeps)
         if record.file is None:
             return self._loaded(record.mode, record.payload, read)
         if record.mode == MODE_BINARY and read:
@@ -339,13 +340,16 @@ class Disk(Payloads, ValueFiles):
             return record
         return record._replace(payload=self._verified_content(record), file=None, size=0)
 
-    def _load_columnar(self, record: Record, maps: bool) -> Loaded:
+    def _load_columnar(self, record: Record, maps: bool, keeps: bool) -> Loaded:
         """Return an array or table from a value file in its own format."""
         if record.file is None or not self._value_codec.packs_columnar:
             raise DecodeError(f"record has mode {record.mode}, which this codec does not write here")
         if maps and self.sealer is None:  # a sealed file can only be read, not mapped
             with self._opened(record) as file, file_io.translated_errors(file.name):
                 return registry.unpack_file(record.mode, file), NOT_KEPT, None
+        if record.mode == MODE_ARRAY and not keeps and self.sealer is None:
+            memory = self._verified_memory(record, registry.memory(record.size))
+            return registry.unpack(record.mode, memory, record.signed, copy=False), NOT_KEPT, None
         content = self._verified_content(record)
         decode = partial(registry.unpack, record.mode, trusted=True)
         return registry.unpack(record.mode, content, trusted=record.signed), content, decode

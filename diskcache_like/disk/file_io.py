@@ -344,16 +344,32 @@ def read(root: str, name: str, size: int) -> bytes:
     The system copies it into the object that is returned, in one step up to 2 GiB. A file that was cut meanwhile gives
     less.
     """
+    with _value(root, name, size) as descriptor:
+        content = os.read(descriptor, size)
+        while len(content) < size and (more := os.read(descriptor, size - len(content))):
+            content += more
+    return content
+
+
+def read_into(root: str, name: str, memory: memoryview) -> memoryview:
+    """Read the content of a value file into memory of its size; return the part that was filled, as `read` does."""
+    done = 0
+    with _value(root, name, len(memory)) as descriptor:
+        while done < len(memory) and (more := os.readv(descriptor, [memory[done:]])):
+            done += more
+    return memory[:done]
+
+
+@contextmanager
+def _value(root: str, name: str, size: int) -> Iterator[int]:
+    """Open a value file of `size` bytes, and translate errors of the body."""
     may_block()
     with translated_errors(f"{root}/{name}", FileNotFoundError):
         descriptor = _open_value(root, name, size)
         try:
-            content = os.read(descriptor, size)
-            while len(content) < size and (more := os.read(descriptor, size - len(content))):
-                content += more
+            yield descriptor
         finally:
             os.close(descriptor)
-    return content
 
 
 def _open_value(root: str, name: str, size: int | None) -> int:

@@ -51,7 +51,7 @@ class _Digest:
         return self._crc.to_bytes(4, "little") if self._strong is None else self._strong.digest()
 
 
-def _digest_of(pieces: Iterable[bytes], strong: bool) -> bytes:
+def _digest_of(pieces: Iterable[file_io.Buffer], strong: bool) -> bytes:
     digest = _Digest(strong)
     for piece in pieces:
         digest.update(piece)
@@ -173,7 +173,7 @@ class ValueFiles:
             raise SignatureError("value file of an authenticated entry has no authenticated digest")
         return record.file
 
-    def _compare(self, record: Record, pieces: Iterable[bytes]) -> None:
+    def _compare(self, record: Record, pieces: Iterable[file_io.Buffer]) -> None:
         if _digest_of(pieces, len(record.payload) == DIGEST_SIZE) != record.payload:
             raise DecodeError(f"value file {record.file!r} does not match its checksum")
 
@@ -199,6 +199,12 @@ class ValueFiles:
             content.close()
             raise
         return io.BufferedReader(content, CHUNK)
+
+    def _verified_memory(self, record: Record, memory: memoryview) -> memoryview:
+        """Do what `_verified_content` does, into memory that has the size of the file; not for a sealed one."""
+        content = file_io.read_into(self._directory, self._name(record), memory)
+        self._compare(record, (content,))
+        return content
 
     def _verified_content(self, record: Record) -> bytes:
         """Read the content of the value file once and verify it, so that what is decoded is what was verified."""

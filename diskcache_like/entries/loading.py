@@ -161,7 +161,8 @@ class Loader:
             if record is None or (not self._rows.is_live(record) and not (stale and self._rows.is_kept(record))):
                 return None
             try:
-                value, kept, decode = store.disk.load(record, read, maps)
+                keeps = bool(self._hot.limit) and not read and record.size <= self._hot.admits
+                value, kept, decode = store.disk.load(record, read, maps, keeps)
             except FileNotFoundError:
                 slots = store.shard.slots
                 if slots[slot] == stamp and not stamp & 1:
@@ -177,8 +178,7 @@ class Loader:
                 return None
             if self._hot_encoded:
                 kept, decode = encryption.kept_hot(store, stored_key, record, packed)
-            keeps = self._hot.limit and not read and kept is not NOT_KEPT
-            if keeps and not stamp & 1 and store.shard.slots[slot] == stamp:
+            if keeps and kept is not NOT_KEPT and not stamp & 1 and store.shard.slots[slot] == stamp:
                 size = record.size or len(record.payload)
                 self._hot.keep(key, location, stamp, hot_expiry(record.metadata), (kept, decode), size)
             return value, record

@@ -23,11 +23,11 @@ def test_a_value_file_replaced_under_a_reader_is_no_miss(tmp_path: Path) -> None
         codec = Disk.codec
         before_load: Callable[[], object] | None = None
 
-        def load(self, record: Any, read: bool, maps: bool = False) -> Any:
+        def load(self, record: Any, read: bool, maps: bool = False, keeps: bool = False) -> Any:
             race, Racing.before_load = Racing.before_load, None
             if race is not None:
                 race()
-            return super().load(record, read, maps)
+            return super().load(record, read, maps, keeps)
 
     def replace() -> None:
         other["key"] = "b" * 50_000

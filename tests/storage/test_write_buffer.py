@@ -45,6 +45,7 @@ from diskcache_like.storage.rows import Rows
 from diskcache_like.storage.shard.open_shard import OpenShard
 from diskcache_like.storage.shard.writer_connection import WriterConnection
 from diskcache_like.storage.sqlite import statements
+from diskcache_like.storage.sqlite.connection import corrupt
 from diskcache_like.storage.store import Store
 from diskcache_like.storage.upkeep import bulk_removal
 from diskcache_like.storage.upkeep.trash import GRACE
@@ -1371,6 +1372,50 @@ def test_a_touch_waits_and_changes_the_metadata_alone(cache: Cache, other: Cache
     assert [list(cache.keys(tags=[tag])) for tag in "abc"] == [[], [key], [key]]
     assert cache.set(key, "new", if_version=before.version)
     assert cache.check() == []
+
+
+@pytest.mark.parametrize("how", ["renamed over", "removed"])
+@pytest.mark.parametrize("name", ["cache.lock", "cache.buffer"])
+def test_one_file_that_is_replaced_in_use_is_no_directory_that_is_gone(tmp_path: Path, name: str, how: str) -> None:
+    with Cache(tmp_path / "cache", **SMALL) as cache:
+        cache["key"] = 1
+        if how == "removed":
+            (tmp_path / "cache" / name).unlink()
+        else:
+            (tmp_path / "another").write_bytes(bytes(100))
+            (tmp_path / "another").rename(tmp_path / "cache" / name)
+        cache.flush()
+        cache["large"] = bytes(1 << 16)
+        assert (cache["key"], len(cache)) == (1, 2)
+
+
+@pytest.mark.parametrize("remains", [False, True])
+def test_a_directory_that_is_replaced_in_use_is_noticed(tmp_path: Path, remains: bool) -> None:
+    with Cache(tmp_path / "cache", **SMALL) as cache:
+        cache["key"] = 1
+        shutil.move(tmp_path / "cache", tmp_path / "moved")
+        if remains:
+            Cache(tmp_path / "cache", **SMALL).close()
+        with pytest.raises(DirectoryError):
+            cache.flush()
+
+
+def test_a_read_that_fails_as_a_transaction_begins_is_not_called_damage(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache["key"] = 1
+
+    def fail(*_: object) -> None:
+        raise corrupt("database disk image is malformed", cache._shards.stores[0].path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Rows, "put_many", fail)
+        with pytest.raises(StorageError, match="is sound") as caught, cache.transact():
+            pytest.fail("it began")
+    assert type(caught.value) is StorageError
+    assert cache["key"] == 1
+    cache.flush()
+    assert rows_of(cache) == 1
 
 
 def test_a_touch_keeps_the_rank_that_hits_have_given(cache: Cache) -> None:

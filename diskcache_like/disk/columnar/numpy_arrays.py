@@ -197,6 +197,11 @@ def read_array(content: Any, copy: bool) -> np.ndarray[Any, Any]:
         raise DecodeError(f"not an array: {error}") from error
 
 
+def memory(size: int) -> memoryview:
+    """Return memory of an array of bytes."""
+    return np.empty(size, np.uint8).data
+
+
 def check_text(array: np.ndarray[Any, Any]) -> None:
     """Raise DecodeError for text with characters that do not exist, since reading such an element would fail."""
     if array.dtype.kind == "U" and array.size:

@@ -137,6 +137,13 @@ def unpack(mode: int, content: Buffer, trusted: bool = False, copy: bool = True)
     return arrow.unpack_table(kind, table)
 
 
+def memory(size: int) -> memoryview:
+    """Return memory for the content of an array, in large pages where the system has them."""
+    from . import numpy_arrays
+
+    return numpy_arrays.memory(size)
+
+
 def _unpack_array(content: Buffer, trusted: bool, copy: bool) -> Any:
     from . import numpy_arrays, string_arrays
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ...coherence.byte_locks import ByteLocks
 from ...coherence.generations import MAX_WORD, GenerationFile, Header, Words, prime_below
-from ...coherence.ring import Ring, Written
+from ...coherence.ring import Ring, Written, file_number
 from ...coherence.write_lock import WriteLock
 from ...crypto.keyring import Sealer
 from ...disk.contract import Disk
@@ -30,7 +30,7 @@ from ...settings.policies import policy_named
 from ...system.blocking import may_block
 from ...system.forks import process_token
 from ..opening import opener, replacement
-from ..opening.identity import GENERATIONS, LOCK, Config, cache_replaced, identity_of
+from ..opening.identity import BUFFER, GENERATIONS, LOCK, Config, cache_replaced, identity_of
 from ..opening.mutex import LockTaken, holding, under_mutex
 from ..sqlite.reader_pool import ReaderPool
 from . import forking
@@ -426,17 +426,20 @@ class OpenShard:
     def refuse_removed(self) -> None:
         """Raise DirectoryError if the directory was removed, or replaced by another one, while it is open.
 
-        What is written goes into files then that no new handle sees.
+        What is written goes into files then that no new handle sees. One that was removed, or replaced, alone is no
+        sign of that, so two are looked at.
         """
-        held = os.fstat(self.lock.core.fileno())
-        try:
-            found = os.stat(os.path.join(self.directory, LOCK))
-        except OSError as error:
-            raise file_error(error, self.directory) from error
-        if (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
-            raise DirectoryError(
-                errno.ESTALE, "the directory was replaced while it was in use; open the cache again", self.directory
-            )
+        ring = self.ring
+        problem: Exception = DirectoryError(
+            errno.ESTALE, "the directory was replaced while it was in use; open the cache again", self.directory
+        )
+        for name, held in (LOCK, file_number(os.fstat(self.lock.core.fileno()))), (BUFFER, ring.file if ring else 0):
+            try:
+                if file_number(os.stat(os.path.join(self.directory, name))) == held:
+                    return
+            except OSError as error:
+                problem = file_error(error, self.directory)
+        raise problem
 
     @property
     def evicts(self) -> bool:

@@ -21,7 +21,7 @@ from ...coherence import _native
 from ...coherence.contexts import context, end
 from ...coherence.generations import MAX_WORD, NEVER, UNCOUNTED, Header
 from ...coherence.ring import Mark
-from ...errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, TransactionError
+from ...errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, StorageError, TransactionError
 from ...system.forks import token_word
 from ...system.signals import suppress
 from ..sqlite.connection import FAILURES
@@ -453,14 +453,27 @@ def transaction(
         finally:
             end(open_shards, token_word[0], thread)
     except BaseException as error:
-        if isinstance(error, CorruptDatabase):
-            for part in body.taken:
-                part.shard.recover(error)
+        problem = _after_recovery(body.taken, error) if isinstance(error, CorruptDatabase) else error
         if log is None or not body.is_decided():
-            raise
+            if problem is error:
+                raise
+            raise problem from error
         log.complete(error, body.txns)
     for part in body.taken:
         part.released()
+
+
+def _after_recovery(parts: Sequence[Transactions], error: CorruptDatabase) -> CacheError:
+    """Quarantine a corrupt database; return the error, another one if the database can be read after all.
+
+    SQLite calls a database malformed if the system fails to read a page of it.
+    """
+    epochs = [part.shard.epoch for part in parts]
+    recovered = [part.shard.recover(error) for part in parts]
+    if all(recovered) and epochs == [part.shard.epoch for part in parts]:
+        path = parts[0].shard.directory if error.path is None else error.path
+        return StorageError(f"{path!r}: a page could not be read, though the database is sound; run it again")
+    return error
 
 
 def left(deadline: float | None) -> float | None:
