@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import random
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count, islice
 from typing import Any
 
-from benchmarks.peers.spec import Subject, feature
+from benchmarks.peers.spec import MissingFeature, Subject, feature
 from benchmarks.workloads.calls import MADE, Steps, Workload
 from benchmarks.workloads.contests import candidates_of, contest, faster, scenario_of
 from benchmarks.workloads.section import Findings, Run
@@ -17,6 +19,7 @@ from benchmarks.workloads.values import items_of, keys_of, value_of
 
 KEYS = 1_000
 FEW = 200  # keys that an iteration takes
+THREADS, BURST = 4, 100
 BIG = 20_000  # bytes of a value that SQLite's page cannot hold
 
 
@@ -45,11 +48,11 @@ class Rounds(Workload):
 
 
 def _arguments(kind: str, key: str, value: bytes) -> tuple[Any, ...]:
-    if kind in ("set", "set_expiring", "two_at_once", "set_tagged"):
+    if kind in ("set", "set_expiring", "two_at_once", "set_tagged", "burst"):
         return (key, value, "tag") if kind == "set_tagged" else (key, value)
     if kind == "set_big":
         return (key, value * (BIG // len(value)))
-    if kind == "push":
+    if kind in ("push", "append", "fill"):
         return (value,)
     if kind == "touch":
         return (key, 600)
@@ -65,6 +68,33 @@ def _two_at_once(subject: Subject) -> Callable[[str, bytes], None]:
             put("of two", value)
 
     return store
+
+
+def _at_once(subject: Subject) -> Callable[[str, bytes], None]:
+    """Return what has four threads store a hundred values each."""
+    put, numbers = subject.set, range(THREADS)
+
+    def burst(key: str, value: bytes) -> None:
+        def work(number: int) -> None:
+            for turn in range(BURST):
+                put(f"{key} {turn}", b"%d %d %b" % (number, turn, value))
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in numbers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return burst
+
+
+def _collection(subject: Subject, kind: str, method: str) -> Callable[..., Any]:
+    """Return a method of a Deque or an Index that keeps its items in the subject."""
+    module = importlib.import_module(type(subject).__module__.partition(".")[0])
+    if not hasattr(module, kind):
+        raise MissingFeature(f"{module.__name__} has no {kind}")
+    found: Callable[..., Any] = getattr(getattr(module, kind).fromcache(subject), method)
+    return found
 
 
 def _taken(subject: Subject) -> Callable[[], Any]:
@@ -84,6 +114,10 @@ MADE |= {
     "miss": _missed,
     "set_big": lambda subject: subject.set,
     "len": lambda subject: feature(subject, "__len__"),
+    "burst": _at_once,
+    "append": lambda subject: _collection(subject, "Deque", "append"),
+    "popleft": lambda subject: _collection(subject, "Deque", "popleft"),
+    "popitem": lambda subject: _collection(subject, "Index", "popitem"),
 }
 
 ROUNDS: dict[str, tuple[str, ...]] = {
@@ -99,6 +133,9 @@ ROUNDS: dict[str, tuple[str, ...]] = {
     "set_expiring": ("set_expiring",),
     "set_tagged": ("set_tagged",),
     "memoize_miss": ("miss",),
+    "deque": ("append", "popleft"),
+    "index": ("fill", "popitem"),
+    "threads": ("burst",),
 }
 
 
@@ -107,6 +144,7 @@ def mixes(run: Run) -> Findings:
     findings, pair = Findings(), candidates_of(run.pair)
     for name, calls in ROUNDS.items():
         told = " + ".join(f"{calls.count(kind)} {kind}" for kind in dict.fromkeys(calls))
-        record = contest(run, findings, scenario_of(f"Rounds of {told}", Rounds(calls), pair), pair)
+        operations = run.options.operations // (THREADS * BURST if "burst" in calls else 1)
+        record = contest(run, findings, scenario_of(f"Rounds of {told}", Rounds(calls), pair), pair, operations)
         findings.measured[f"mix_{name}"] = faster(record)
     return findings

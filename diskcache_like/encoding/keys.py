@@ -126,6 +126,7 @@ def _queue_of(start: bytes) -> bytes | None:
 # ---------------------------------------------------------------------------------------------------- decoding
 
 _CODE_AT: Final = {b"\xc7": 2, b"\xc8": 3, b"\xc9": 5}  # by how an extension of MessagePack begins
+_SHORT_TEXT: Final = frozenset(bytes([0xA0 + size]) for size in range(32))
 _QUEUE_CODES: Final = (bytes([canonical.QUEUE]), bytes([canonical.PREFIXED]))
 _FIRST_DAY: Final = dt.timedelta(days=1)  # days are counted from 1
 
@@ -219,6 +220,10 @@ def decode_key(stored_key: bytes, original: bytes | None = None) -> Any:
 
     An original key that is data is used if it belongs to this stored key; the caller deals with one that is a pickle.
     """
+    if original is None and stored_key[:1] in _SHORT_TEXT and len(stored_key) == stored_key[0] - 0x9F:
+        text = stored_key[1:]
+        if text.isascii():  # most keys: this is their one form
+            return text.decode()
     if stored_key[:1] == made_keys.START:
         path, inner = made_keys.split_key(stored_key)
         return NamespacedKey(path, decode_key(inner, original))  # type: ignore[arg-type]  # it has a path

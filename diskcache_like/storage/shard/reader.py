@@ -230,7 +230,7 @@ class Reader:
         return self._rows(sql.IN_REVERSE if reverse else sql.IN_ORDER, last)
 
     def _rows(self, order: str, last: int) -> Iterator[tuple[int, bytes, bytes | None]]:
-        places = array("q", (place for (place,) in self._select_placed(order, (last,))))
+        places = array("q", map(itemgetter(0), self._select_placed(order, (last,))))
         for page in sql.batches(places):
             rows = {
                 place: (stored_key, original_key)
@@ -387,6 +387,6 @@ def places_of(rows: Sequence[Sequence[Any]], path: str) -> list[int]:
     Damage to the schema, under an open handle, may make `h` an ordinary column.
     """
     found = [row[0] for row in rows]
-    if not all(type(place) is int for place in found):
+    if not set(map(type, found)) <= {int}:
         raise corrupt(f"{path!r}: a row has no number for its place", path)
     return found
