@@ -551,9 +551,12 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             if len(groups) > 1:
                 may_block()  # after the first shard it is too late to begin anew: others may have written there since
             for store, wanted in groups.items():
-                for attempt in store.attempts():
-                    with attempt, store.transaction(wait):
-                        store.put_many(wanted)
+                if len(wanted) == 1:
+                    store.put(*wanted[0], wait)  # which is atomic by itself
+                else:
+                    for attempt in store.attempts():
+                        with attempt, store.transaction(wait):
+                            store.put_many(wanted)
                 written = [pair for pair in written if pair[0] is not store]
                 count += len(wanted)
         except BaseException as error:

@@ -36,6 +36,7 @@ from .system.signals import reraise_signal, suppress
 P = ParamSpec("P")
 T = TypeVar("T")
 
+FEW = 100  # items up to which `set_many` stores one by one: a transaction in each shard would take longer
 # Options of Django's own backends that limit the number of entries; here `size_limit` limits their bytes.
 ENTRY_LIMITS = frozenset({"MAX_ENTRIES", "CULL_FREQUENCY"})
 
@@ -386,7 +387,7 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         """Store all items, and return the keys of those that can never fit the size limit."""
         expire = self.get_backend_timeout(timeout)
         pairs = [(self.make_and_validate_key(key, version), value) for key, value in data.items()]
-        if self._cache.set_many(pairs, expire, retry=True, tags=tags) == len(pairs):
+        if len(pairs) > FEW and self._cache.set_many(pairs, expire, retry=True, tags=tags) == len(pairs):
             return []
         return [
             key
