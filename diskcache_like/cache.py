@@ -675,6 +675,12 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         def decide(packed: bytes | None) -> Change:
             nonlocal changed
             changed = False  # this may be the second try, and the entry may be gone since the first
+            plain = self._loader.plain_entry(store, stored_key, packed)
+            if plain is not None:
+                if plain[1].expire is not None and not plain[1].expire > rows.clock():
+                    return None
+                changed = True
+                return rows.changed_plain(stored_key, plain[0], change(plain[1]))
             record = rows.live_own(key, location, packed)
             if record is None:
                 return None

@@ -212,6 +212,11 @@ def plain_payload(packed: bytes) -> tuple[bytes | None, float | None]:
     return packed[end:-4], expire if flags else None
 
 
+def plain_tags(packed: bytes) -> bytes:
+    """Return the tags of an intact record without more metadata than these and an expiry."""
+    return b"" if packed[0] == SIMPLE else packed[_SMALLEST : _SMALLEST + _HEAD.unpack_from(packed)[5]]
+
+
 def unpack_fields(fields: bytes, signed: bool) -> Record:
     """Return the record that has these fields, which are known to be intact; raise DecodeError for other bytes."""
     try:

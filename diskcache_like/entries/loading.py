@@ -15,7 +15,16 @@ from ..coherence.generations import Words
 from ..disk.contract import NOT_KEPT, Constant
 from ..disk.value_files import Encoded
 from ..encoding import keys, values
-from ..encoding.record import CRC_SIZE, MODE_RAW, RESIDUE, SIMPLE_HEAD, Metadata, Record, plain_payload
+from ..encoding.record import (
+    CRC_SIZE,
+    MODE_RAW,
+    RESIDUE,
+    SIMPLE_HEAD,
+    Metadata,
+    Record,
+    plain_payload,
+    plain_tags,
+)
 from ..errors import DecodeError, DirectoryError, SignatureError
 from ..storage.interface import EntryStore
 from . import encryption
@@ -123,6 +132,13 @@ class Loader:
             elif self._opens_plain:
                 return store.disk.sealer.plain_payload(stored_key, packed), None  # type: ignore[union-attr]
         return None, None
+
+    def plain_entry(self, store: EntryStore, stored_key: bytes, packed: bytes | None) -> tuple[bytes, Metadata] | None:
+        """Return payload and metadata of most records, live or not, quickly; None for one that has to be unpacked."""
+        payload, expire = self.plain(store, stored_key, packed) if self._reads_plain else (None, None)
+        if payload is None or packed is None:
+            return None
+        return payload, Metadata(expire, plain_tags(packed))
 
     def load_recorded(self, key: Any, location: Location, stale: bool = False) -> tuple[Any, Record, int] | None:
         """Return the value of an entry, its record, and the version of its row when the three were together."""

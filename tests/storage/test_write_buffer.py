@@ -127,7 +127,6 @@ def test_a_write_waits_and_everybody_sees_it(cache: Cache, other: Cache) -> None
         lambda cache: cache.peekitem(),
         lambda cache: cache.evict("nothing"),
         lambda cache: cache.expire(),
-        lambda cache: cache.pull(),
         lambda cache: cache.set("large", bytes(1 << 16)),
         lambda cache: cache.set_many({"more": 1}),
         lambda cache: cache.flush(),
