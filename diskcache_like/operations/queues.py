@@ -213,17 +213,24 @@ class Queues(Parts):
 
         It removes expired entries that it meets. Of several shards, the last one that has an entry answers.
         """
+        return self._end_item(last, (expire_time, tag), retry, remove=False)
+
+    def _end_item(self, last: bool, asked: tuple[bool, bool], retry: bool, remove: bool) -> Any:
+        """Do what `peekitem` does, and with `remove` take the entry away in the same step."""
         stores = self._shards.stores
         for store in reversed(stores) if last else stores:
             for attempt in store.attempts(removes=True):
                 with attempt, store.transaction(self._wait(retry)):
-                    for key, (value, record) in self._end_items(store, last):
+                    for key, place, (value, record) in self._end_items(store, last):
                         with self._rows.reporting(key):
-                            return with_metadata((key, value), record, expire_time, tag)
+                            found = with_metadata((key, value), record, *asked)
+                            if remove:
+                                store.remove_places([place])
+                            return found
         raise KeyError("cache is empty")
 
-    def _end_items(self, store: Store, last: bool) -> Iterator[tuple[Any, tuple[Any, Record]]]:
-        """Yield key, value and record from one end, removing expired entries on the way, without damaged ones."""
+    def _end_items(self, store: Store, last: bool) -> Iterator[tuple[Any, int, tuple[Any, Record]]]:
+        """Yield key, place, value and record from one end, without damaged ones; remove expired entries on the way."""
         skip = 0
         while (found := store.end(last, skip)) is not None:
             place, stored_key, original, packed = found
@@ -238,7 +245,7 @@ class Queues(Parts):
                     store.remove_places([place])
                     skip -= 1
                 elif item is not None:
-                    yield key, item
+                    yield key, place, item
 
 
 def _is_back(side: str) -> bool:

@@ -183,6 +183,8 @@ class Store:
 
     def flush(self, timeout: float | None) -> None:
         """Flush what waits in the write buffer to the database; within a transaction nothing does."""
+        if self.connection.callers_transaction() is not None:
+            return
         shard = self.shard
         shard.reopen_if_replaced()
         ring = shard.ring

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ..cache import Cache, batches, without_face
 from ..entries.loading import ENOVAL
-from ..errors import DiskFull
 from ..memoizing.memoize import Memoized, P, R
 from ..operations import awaited
 from ..operations.queues import Side
@@ -112,15 +111,7 @@ class Index(InCache, abc.MutableMapping[Any, Any]):
 
     def popitem(self, last: bool = True) -> tuple[Any, Any]:
         """Remove and return the (key, value) inserted last, or first; raise KeyError if the index is empty."""
-        try:
-            return self._popitem(last)
-        except DiskFull:  # a removal failed; the next transaction begins by making room
-            return self._popitem(last)
-
-    def _popitem(self, last: bool) -> tuple[Any, Any]:
-        with self._transact_briefly():
-            found = self.peekitem(last)
-            del self._cache[found[0]]
+        found: tuple[Any, Any] = self._cache._end_item(last, (False, False), retry=True, remove=True)
         return found
 
     def push(self, value: Any, prefix: str | None = None, side: Side = "back") -> Any:

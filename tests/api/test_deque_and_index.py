@@ -259,3 +259,14 @@ def test_a_damaged_value_raises_until_a_check_removes_it(tmp_path: Path, kind: t
     found.cache.check(fix=True)
     assert values_of(found) == ["b", "c"]
     found.cache.close()
+
+
+def test_an_index_of_a_namespace_takes_no_item_of_the_whole_cache(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        cache["outside"] = 1
+        index = Index.fromcache(cache.namespace("inside"))
+        index["key"] = 2
+        for refused in (index.popitem, index.peekitem):
+            with pytest.raises(CacheError, match="not there in a namespace"):
+                refused()
+        assert (cache["outside"], index["key"]) == (1, 2)

@@ -128,7 +128,7 @@ def test_a_write_waits_and_everybody_sees_it(cache: Cache, other: Cache) -> None
         lambda cache: cache.evict("nothing"),
         lambda cache: cache.expire(),
         lambda cache: cache.set("large", bytes(1 << 16)),
-        lambda cache: cache.set_many({"more": 1}),
+        lambda cache: cache.set_many({"more": 1, "still more": 2}),
         lambda cache: cache.flush(),
         lambda cache: cache.sync(),
         lambda cache: cache.close(),
