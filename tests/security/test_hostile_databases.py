@@ -410,7 +410,7 @@ def test_one_damaged_item_does_not_block_a_queue(tmp_path: Path) -> None:
     plant(tmp_path / "cache", "UPDATE entry SET num = 1.5 WHERE k = ?", stored[1])
     with closing(Cache(tmp_path / "cache")) as cache:
         assert cache.pull() == (keys[2], 2)
-        assert int(cache.push("more")) == int(keys[4]) + 1
+        assert int(cache.push("more")) > int(keys[4])
         assert [cache.pull()[1], cache.pull()[1], cache.pull()] == [3, "more", (None, None)]
 
 

@@ -105,10 +105,7 @@ def test_the_value_file_of_a_first_try_goes(open_cache: Opener) -> None:
 
 
 @few
-@pytest.mark.parametrize("write", [lambda cache: cache.set_many({"key": LARGE}), lambda cache: cache.push(LARGE)])
-def test_a_value_file_is_kept_for_the_database_that_takes_the_place_of_a_damaged_one(
-    open_cache: Opener, write: Callable[[Cache], object]
-) -> None:
+def test_a_value_file_is_kept_for_the_database_that_takes_the_place_of_a_damaged_one(open_cache: Opener) -> None:
     cache = open_cache()
     commit, damages = WriterConnection.commit, iter([1])
 
@@ -122,8 +119,9 @@ def test_a_value_file_is_kept_for_the_database_that_takes_the_place_of_a_damaged
         mock.patch.object(WriterConnection, "commit", committed),
         pytest.warns(CorruptDatabaseWarning),
     ):
-        write(cache)
-    assert [cache[key] for key in cache] == [LARGE]
+        assert cache.set_many(dict.fromkeys("abcdefghijkl", LARGE)) == 12
+    assert {cache[key] for key in cache} == {LARGE}
+    assert cache.check() == []
 
 
 # -- a database that calls the disk full because it is damaged ----------------------------------------------------------

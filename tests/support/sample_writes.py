@@ -12,7 +12,7 @@ from diskcache_like.encoding import keys
 
 MISSING = "missing"
 FAR = 1e6  # seconds
-QUEUED = keys.queue_key(None, 500_000_000_000_000)  # the first item of a queue
+QUEUED = keys.queue_key(None, 500_000_000_000_000)  # an item of a queue
 LARGE = b"2" * 40_000  # goes to a value file
 
 
@@ -91,8 +91,8 @@ WRITES: dict[str, Write] = {
     "cull": Write(_shrink, MISSING, 1, _prepare_to_shrink),
     "set_many": Write(lambda cache: cache.set_many({"other": 2, "k": 2}), 2),
     "delete_many": Write(lambda cache: cache.delete_many(["other", "k"]), MISSING),
-    "push": Write(lambda cache: cache.push(2), 2, MISSING, len, QUEUED),
-    "pull": Write(lambda cache: cache.pull(), MISSING, 1, lambda cache: cache.push(1), QUEUED),
+    "set in a queue": Write(lambda cache: cache.set(QUEUED, 2), 2, MISSING, len, QUEUED),
+    "pull": Write(lambda cache: cache.pull(), MISSING, 1, lambda cache: cache.set(QUEUED, 1), QUEUED),
     "transact": Write(_transact, 2),
     "nested rollback": Write(_undo_in_a_transaction, 2),
     "rollback": Write(_undo, 1),
