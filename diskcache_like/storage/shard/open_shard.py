@@ -429,17 +429,16 @@ class OpenShard:
         What is written goes into files then that no new handle sees. One that was removed, or replaced, alone is no
         sign of that, so two are looked at.
         """
-        ring = self.ring
-        problem: Exception = DirectoryError(
-            errno.ESTALE, "the directory was replaced while it was in use; open the cache again", self.directory
-        )
+        ring, problem = self.ring, None
         for name, held in (LOCK, file_number(os.fstat(self.lock.core.fileno()))), (BUFFER, ring.file if ring else 0):
             try:
                 if file_number(os.stat(os.path.join(self.directory, name))) == held:
                     return
             except OSError as error:
                 problem = file_error(error, self.directory)
-        raise problem
+        raise problem or DirectoryError(
+            errno.ESTALE, "the directory was replaced while it was in use; open the cache again", self.directory
+        )
 
     @property
     def evicts(self) -> bool:
