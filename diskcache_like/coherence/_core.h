@@ -76,6 +76,7 @@ enum dl_kind { DL_REMOVAL, DL_RECORD, DL_ROW }; /* there is no entry, an entry w
 typedef struct {
     uint64_t offset, tick, home;
     uint64_t previous; /* offset of the record before it in its slot, of another key */
+    uint64_t version;  /* the number of the write whose value it has; `tick` is its own, so no two are the same */
     uint32_t key_size;
     uint8_t walk; /* how many records a walk from here meets */
     uint8_t kind, gap[2];
@@ -87,7 +88,7 @@ typedef struct {
     uint32_t check; /* of all of the above */
 } dl_header;
 
-typedef char dl_header_has_no_gaps[sizeof(dl_header) == 80 ? 1 : -1];
+typedef char dl_header_has_no_gaps[sizeof(dl_header) == 88 ? 1 : -1];
 
 typedef struct {
     uint64_t *words, *table;

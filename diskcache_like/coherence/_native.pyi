@@ -141,8 +141,13 @@ class Ring:
     def is_sound(self) -> bool:
         """Tell whether the offsets in the words can be true beside each other; the lock is held."""
 
-    def append(self, tick: int, home: int, stored_key: bytes, value: bytes | None, /, *columns: object) -> bool:
-        """Append the record of a `Written`; return False if everything has to be flushed first. The lock is held."""
+    def append(
+        self, number: int, version: int, home: int, stored_key: bytes, value: bytes | None, /, *columns: object
+    ) -> bool:
+        """Append the record of a `Written`; return False if everything has to be flushed first. The lock is held.
+
+        `number`: that of this write.
+        """
 
     def mend(self, offset: int, last: int, /) -> None:
         """Finish what a writer died in; everything up to this place is flushed, and the lock is held."""

@@ -126,7 +126,8 @@ int dl_is_sound(const dl_ring *ring)
     const uint64_t *words = ring->words;
     uint64_t floor = dl_load(words + DL_FLOOR), flushed = dl_load(words + DL_FLUSHED);
     uint64_t head = dl_load(words + DL_HEAD), reserved = dl_load(words + DL_RESERVED);
-    return !dl_load(words + DL_CARRYING) && ring->capacity <= floor && floor <= flushed && flushed <= head && head <= reserved && reserved < DL_FARTHEST
+    return !dl_load(words + DL_CARRYING) && ring->capacity <= floor && floor <= flushed && flushed <= head
+        && head <= reserved && reserved < DL_FARTHEST
         && head - flushed <= ring->capacity && reserved - head <= ring->capacity
         && !((dl_load(words + DL_FLUSHED_LAST) ^ flushed) & 0xFFFFFFFFu)
         && !((dl_load(words + DL_LAST) ^ head) & 0xFFFFFFFFu);
@@ -317,8 +318,9 @@ static int is_alone(const dl_shard *shard, uint64_t tick, uint64_t expected, con
     uint64_t written = dl_load(header + DL_WRITTEN), due = dl_load(header + DL_VOLUME_DUE);
     return dl_load(header + DL_SETTLED) == tick && tick < shard->tick_limit && !dl_load(header + DL_CROSS_SHARD)
         && dl_load(header + DL_EPOCH) == shard->known_epoch && dl_load(header + DL_BUFFER) == shard->known_buffer
-        && dl_load(header + DL_LIMIT) <= shard->limit && (!expected || expected == (expected & 1 ? 2 * tick + 3 : dl_load(slot))) && written <= due
-        && due - written <= shard->due_limit && dl_is_sound(shard->ring)
+        && dl_load(header + DL_LIMIT) <= shard->limit
+        && (!expected || expected == (expected & 1 ? 2 * tick + 3 : dl_load(slot)))
+        && written <= due && due - written <= shard->due_limit && dl_is_sound(shard->ring)
         && dl_load(words + DL_FLOOR) < dl_load(words + DL_HEAD)
         && dl_load(words + DL_HEAD) - dl_load(words + DL_FLUSHED) <= shard->bound;
 }
@@ -328,9 +330,9 @@ static uint64_t append_locked(const dl_shard *shard, dl_header *header, const ch
     uint64_t tick = dl_load(shard->header + DL_TICK), *slot = shard->slots + header->home % shard->slot_prime;
     if (!is_alone(shard, tick, expected, slot) || !dl_plan(shard->ring, header, body))
         return 0;
-    tick++;
-    if (!header->tick) /* else that of the write whose value stays */
-        header->tick = tick;
+    header->tick = ++tick;
+    if (!header->version) /* else that of the write whose value stays */
+        header->version = tick;
     dl_put(shard->header + DL_TICK, tick);
     step("TICK");
     dl_put(slot, 2 * tick + 1); /* odd before the record happens: no hit on what it replaces from here on */
@@ -345,7 +347,7 @@ static uint64_t append_locked(const dl_shard *shard, dl_header *header, const ch
 
 /* Take the write lock if it is free, append a record, and release the lock; return the slot's new generation, or 0, with
    nothing changed, wherever anything else is due. `expected`: the slot's generation if it has to be that one, else 0;
-   an odd one is that during this write, and so tells its tick. A record without a tick gets that of this write. */
+   an odd one is that during this write, and so tells its tick. A record without a version gets that of this write. */
 uint64_t dl_append(const dl_shard *shard, uint64_t me, dl_header *header, const char *body, uint64_t expected)
 {
     uint64_t stamp;

@@ -90,13 +90,13 @@ static PyObject *written_in(const dl_header *header, const char *body)
 {
     const char *value = body + header->key_size, *original = value + header->value_size;
     const char *tags = original + (header->original_size > 0 ? header->original_size : 0);
-    int64_t tick = (int64_t)header->tick;
+    int64_t version = (int64_t)header->version;
     PyObject *key = bytes_in(body, header->key_size), *text = Py_None;
     if (header->kind == DL_REMOVAL)
-        return Py_BuildValue("(LKNOOOOOO)", tick, header->home, key, Py_None, Py_None, Py_None, Py_None, Py_None,
+        return Py_BuildValue("(LKNOOOOOO)", version, header->home, key, Py_None, Py_None, Py_None, Py_None, Py_None,
                              Py_True);
     if (header->kind == DL_RECORD)
-        return Py_BuildValue("(LKNNOOOOO)", tick, header->home, key, bytes_in(value, header->value_size), Py_None,
+        return Py_BuildValue("(LKNNOOOOO)", version, header->home, key, bytes_in(value, header->value_size), Py_None,
                              Py_None, Py_None, Py_None, Py_True);
     text = header->tags_size < 0 ? Py_NewRef(Py_None) : PyUnicode_DecodeASCII(tags, header->tags_size, NULL);
     if (!text && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) {
@@ -104,7 +104,7 @@ static PyObject *written_in(const dl_header *header, const char *body)
         Py_XDECREF(key);
         return Py_NewRef(Py_False);
     }
-    return Py_BuildValue("(LKNNNNNNO)", tick, header->home, key, bytes_in(value, header->value_size),
+    return Py_BuildValue("(LKNNNNNNO)", version, header->home, key, bytes_in(value, header->value_size),
                          time_in(header->expire), time_in(header->fresh), text,
                          bytes_in(original, header->original_size), Py_False);
 }
@@ -227,13 +227,15 @@ static PyObject *ring_is_sound(PyObject *self, PyObject *unused)
 static PyObject *ring_append(PyObject *self, PyObject *const *args, Py_ssize_t count)
 {
     dl_ring *ring = &((Ring *)self)->ring;
-    uint64_t tick;
+    uint64_t tick, version;
     dl_header header;
     char *body;
     int has_room;
-    if (!takes("append", count, 9) || !is_word(args[0], &tick) || !(body = record_of(args + 1, &header)))
+    if (!takes("append", count, 10) || !is_word(args[0], &tick) || !is_word(args[1], &version)
+        || !(body = record_of(args + 2, &header)))
         return NULL;
     header.tick = tick;
+    header.version = version;
     has_room = dl_plan(ring, &header, body);
     if (has_room)
         dl_write(ring, &header, body);
@@ -294,7 +296,7 @@ static PyObject *ring_newest_tick(PyObject *self, PyObject *unused)
    the last one wrote, and whether any was a removal. */
 static PyObject *net_of(PyObject *before, const dl_header *header, PyObject *what)
 {
-    PyObject *ticks = PyLong_FromLongLong((int64_t)header->tick), *first = ticks;
+    PyObject *ticks = PyLong_FromLongLong((int64_t)header->version), *first = ticks;
     int was_removed = what == Py_None;
     if (before && PyTuple_GetItem(before, 3) != Py_None)
         first = PyTuple_GetItem(before, 0);
@@ -464,7 +466,7 @@ static PyObject *shard_append(PyObject *self, PyObject *const *args, Py_ssize_t 
     if (!takes("append", count, 10) || !is_word(args[0], &expected) || !is_word(args[1], &version)
         || !(body = record_of(args + 2, &header)))
         return NULL;
-    header.tick = version;
+    header.version = version;
     stamp = dl_append(&((Shard *)self)->shard, me(), &header, body, expected);
     PyMem_Free(body);
     return PyLong_FromUnsignedLongLong(stamp);

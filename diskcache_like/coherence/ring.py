@@ -50,7 +50,7 @@ LEAST_SLOTS: int = 2  # of which the smallest prime is one
 MOST_CAPACITY: Final = 1 << 30  # what the setting allows
 
 _HIDDEN: Final = 8  # bytes before HEAD in which no record begins, as each is longer; so all is hidden and yet marked
-_MAGIC: Final = int.from_bytes(b"dcl-buf\1", "big")
+_MAGIC: Final = int.from_bytes(b"dcl-buf\2", "big")
 _LOW: Final = (1 << 32) - 1
 _MARK: Final = Struct("<QQI")
 
@@ -244,12 +244,12 @@ class Ring:
         """Tell whether the offsets in the words can be true beside each other; the lock is held."""
         return self.core.is_sound()
 
-    def append(self, what: Written) -> bool:
+    def append(self, what: Written, number: int = 0) -> bool:
         """Append a record; return False if everything has to be flushed first, for want of room or of a short walk.
 
-        The write lock is held.
+        The write lock is held. `number`: that of this write, 0 if it is the one that the record names.
         """
-        return self.core.append(*what)
+        return self.core.append(number or what.tick, *what)
 
     def mend(self) -> None:
         """Finish the append or flush that a writer died in, or was interrupted in; the lock is held.
@@ -299,8 +299,8 @@ class Ring:
     def carried(self, mark: Mark) -> None:
         """Let no reader find what such a commit has brought into the database, and the next record follow its mark."""
         words = self.words
-        self.flushed(mark)
         self.follow(mark)
+        words[Word.FLUSHED] = mark.flushed
         words[Word.FLOOR] = mark.flushed - _HIDDEN
         words[Word.CARRYING] = 0
 

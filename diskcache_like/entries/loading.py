@@ -222,6 +222,12 @@ class Loader:
         if stamp > 1 and self._hot.limit:
             self._hot.keep_missing(key, location, stamp)
 
+    def live(self, location: Location, packed: bytes) -> tuple[Any, Record] | None:
+        """Return value and record of a row, None if it has expired; raise what keeps it from being read."""
+        stored_key, _, store = location
+        record = self._rows.unpacked(store, stored_key, packed)
+        return (store.disk.load(record, False)[0], record) if self._rows.is_live(record) else None
+
     def candidate(
         self, key: Any, location: Location, packed: bytes
     ) -> tuple[Any, Record] | Literal[Removable.EXPIRED] | None:
@@ -229,10 +235,8 @@ class Loader:
 
         None for one that another user, secret or policy may still read: the caller skips it, and it stays.
         """
-        stored_key, _, store = location
         try:
-            record = self._rows.unpacked(store, stored_key, packed)
-            return (store.disk.load(record, False)[0], record) if self._rows.is_live(record) else EXPIRED
+            return self.live(location, packed) or EXPIRED
         except FileNotFoundError:
             self._rows.report_lost_file(key)
         except DecodeError as error:

@@ -134,6 +134,7 @@ def _refused(name: str, instead: str) -> Callable[..., NoReturn]:
 
 _REFUSED = {
     "_end_item": _refused("popitem", "it is about all entries of the cache"),
+    "_push": _refused("append", "call that of the cache"),
     **{name: _refused(name, "call that of the cache, with a prefix for a queue") for name in QUEUES},
     **{name: _refused(name, "it is about all entries of the cache, so call that of the cache") for name in WHOLE},
 }

@@ -7,17 +7,17 @@ front: so it needs no look at the queue's end, and can wait in the write buffer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal, Unpack
 
 from ..disk.contract import UNKNOWN
 from ..encoding import keys
 from ..encoding.made_keys import is_flight
-from ..encoding.record import Record
+from ..encoding.record import Metadata, Record
 from ..encoding.tags import pack_tags
 from ..entries.loading import ENOVAL, EXPIRED
 from ..entries.row_codec import Expiry, discard, with_metadata
-from ..errors import DecodeError, Timeout, ValueTooLarge
+from ..errors import DecodeError, DirectoryError, Timeout, ValueTooLarge
 from ..settings.misuse import NoOthers, unexpected, whole
 from ..storage.shard.ownership import HOME
 from ..storage.shard.reader import QUEUE_BOUND
@@ -55,15 +55,30 @@ class Queues(Parts):
         """
         if others:
             raise unexpected(Queues.push, others)
+        return self._push((value, read), prefix, side, self._rows.metadata(expire, pack_tags(tag, tags)), retry)
+
+    def _push(
+        self,
+        given: tuple[Any, bool],
+        prefix: str | None,
+        side: Side,
+        metadata: Metadata,
+        retry: bool,
+        check: Callable[[], object] = lambda: None,
+    ) -> Any:
+        """Do what `push` does for a value, and whether it is a file to `read`.
+
+        `check` may raise an error instead. Nobody writes between that and the push.
+        """
         rows = self._rows
         store = rows.queue_store(prefix)
-        metadata = rows.metadata(expire, pack_tags(tag, tags))
         sign = 1 if _is_back(side) else -1
-        encoded = rows.encode(store, value, read, UNKNOWN)
+        encoded = rows.encode(store, *given, UNKNOWN)
         key: Any = None
 
         def make(number: int) -> tuple[int, bytes, Row]:
             nonlocal key
+            check()
             key = keys.queue_key(prefix, sign * number)
             location = rows.locate(key)
             row = rows.row(key, location, encoded, metadata)
@@ -141,8 +156,13 @@ class Queues(Parts):
             return (None, None), None
         stored_key, number, place, packed = first
         key = keys.queue_key(prefix, number)
-        item = self._loader.candidate(key, (stored_key, place, store), packed)
-        if not isinstance(item, tuple) or rows.stored_key(key) != stored_key:
+        if rows.stored_key(key) != stored_key:
+            return None
+        try:
+            item = self._loader.live((stored_key, place, store), packed)
+        except (DecodeError, DirectoryError, FileNotFoundError):
+            return None  # only under the lock is it known to be damaged, or lost and not taken; so that is said once
+        if item is None:
             return None
         if remove and not store.remove_at(place & HOME, stored_key, write):
             return None

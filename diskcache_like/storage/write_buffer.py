@@ -139,7 +139,7 @@ class WriteBuffer:
         while True:
             tick = next_tick()
             slots[slot] = 2 * tick + 1  # odd before the record happens: no hit on what it replaces from here on
-            appended = ring.append(_written(version or tick, home, stored_key, row))
+            appended = ring.append(_written(version or tick, home, stored_key, row), tick)
             slots[slot] = 2 * tick + 2
             if appended:
                 return 2 * tick + 2
@@ -219,7 +219,10 @@ class WriteBuffer:
     def carriable(self) -> Carried | None:
         """Return what waits, and a new mark, if a transaction about to begin can take it along; else it is flushed."""
         ring = self._shard.ring
-        if ring is None or self._is_tight or not ring.is_sound() or ring.waiting() > CARRIED:
+        if ring is None or not ring.is_sound() or ring.waiting() > CARRIED:
+            return None
+        self._mark_if_tight(self._maintenance.recovery.checkpointer.left_on_disk())  # as after a flush
+        if self._is_tight:
             return None
         try:
             net, _ = self._gather(ring)

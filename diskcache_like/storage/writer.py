@@ -31,6 +31,9 @@ from .upkeep.maintenance import Maintenance
 from .write_buffer import WriteBuffer
 
 _TICK, _FILES, _WRITTEN = Header.TICK, Header.FILES, Header.WRITTEN  # for the hot paths
+_INTERNAL = Header.INTERNAL
+
+PUSHES = 3  # tries to append before the lock is taken, since another write may come first
 
 # Runs a SELECT with parameters and returns its rows.
 Select = Callable[[str, Sequence[object]], list[Any]]
@@ -41,7 +44,6 @@ class _None(Enum):
     OTHER = 1  # only a look under the lock tells what is there
 
 
-PUSHES = 3  # tries to append before the lock is taken, since another write may come first
 MISSING: Final = _None.MISSING
 OTHER: Final = _None.OTHER
 
@@ -174,8 +176,10 @@ class Writer:
             if not rows or rows[0][2] is not None:  # it has a file
                 return None
             queue, version, original_key = rows[0][3:]
-        if type(version) is not int or not 0 < version < TICK_LIMIT:
+        if type(version) is not int or not 0 < version < TICK_LIMIT or not isinstance(original_key, bytes | None):
             return None
+        if self._shard.disk.sealer is not None and not self._data_keys.is_present(original_key):
+            return None  # to seal it again it would have to be opened, and it may be damaged
         return Row(*change, original_key=original_key, queue=queue), version
 
     def _remove_alone(self, home: int, stored_key: bytes) -> int | None:
@@ -270,8 +274,10 @@ class Writer:
     def _go_beyond(self, number: int) -> None:
         """Give later writes numbers beyond that of an item, which another cache may have numbered."""
         header = self._shard.header
-        if header[_TICK] < abs(number) < TICK_LIMIT // 2:
-            header[_TICK] = abs(number)
+        skipped = abs(number) - 1 - header[_TICK]
+        if skipped > 0 and abs(number) < TICK_LIMIT // 2:
+            header[_INTERNAL] = header[_INTERNAL] + skipped & MAX_WORD  # they are no writes of keys
+            header[_TICK] = abs(number) - 1
 
     def _with_waiting(self, home: int, step: Callable[[], int]) -> int:
         """Change the entry of a key by `step` in one transaction with what waits in the write buffer."""

@@ -12,11 +12,13 @@ import operator
 import os
 from collections import abc
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import suppress
 from functools import partialmethod
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from ..cache import Cache, batches, without_face
+from ..encoding.record import NO_METADATA
 from ..operations import awaited
 from ..operations.queues import Side
 from ..settings.definitions import checked
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
     from ..operations.awaited import AsyncDeque
 
 MAXLEN: Final = "deque_maxlen"  # the setting that holds a deque's length limit: as an entry it would be an item
+
+
+class _Limited(Exception):
+    """A deque has a limit."""
 
 
 class Deque(InCache, abc.MutableSequence[Any]):
@@ -112,15 +118,18 @@ class Deque(InCache, abc.MutableSequence[Any]):
             self._add(values, side, other)
 
     def _add(self, values: Sequence[Any], side: Side, other: Side) -> None:
-        if len(values) == 1 and self.maxlen == math.inf:
-            self._cache.push(values[0], side=side, retry=True)
-            if self.maxlen == math.inf:
+        if len(values) == 1:
+            with suppress(_Limited):
+                self._cache._push((values[0], False), None, side, NO_METADATA, True, self._refuse_limit)
                 return
-            values = ()  # somebody has set a limit meanwhile
         with self._transact_briefly():  # so that nobody sees the deque with more than `maxlen` items
             for value in values:
                 self._cache.push(value, side=side, retry=True)
             self._trim(other)
+
+    def _refuse_limit(self) -> None:
+        if self.maxlen < math.inf:
+            raise _Limited
 
     def _trim(self, side: Side) -> None:
         """Drop items until the limit holds, within the caller's transaction."""

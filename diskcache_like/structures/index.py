@@ -72,7 +72,7 @@ class Index(InCache, abc.MutableMapping[Any, Any]):
         """Return the value of `key` after storing `default` if there was none."""
         if (value := self._cache.get(key, ENOVAL)) is not ENOVAL:
             return value
-        with self._transact_briefly():
+        with self.transact():
             if (value := self._cache.get(key, ENOVAL)) is not ENOVAL:
                 return value
             self._cache[key] = default

@@ -71,7 +71,7 @@ class Planted:
         sizes = key, dice.randrange(256), dice.randrange(4), v, original, tags
         body = crc32(self.memory[place + SMALLEST :][: key + v + max(original, 0) + max(tags, 0)])
         last = dice.choice((self.words[Word.FLUSHED_LAST], self.words[Word.LAST])) >> 32
-        fields = offset, dice.choice((1, -1, -(1 << 63))), h, self.offset(), *sizes, 1.0, -1.0, body, last, 0
+        fields = offset, dice.choice((1, -1, -(1 << 63))), h, self.offset(), 1, *sizes, 1.0, -1.0, body, last, 0
         header = HEADER.pack(*fields)[:-4]
         self.memory[place : place + SMALLEST] = header + crc32(header).to_bytes(4, "little")
         if dice.random() < 0.5:
@@ -81,7 +81,7 @@ class Planted:
         """Append a record as a writer does."""
         h, v = self.dice.randrange(KEYS), self.dice.choice((None, bytes(self.dice.randrange(200))))
         tags, original = self.dice.choice(((None, None), ("tag", b"spelled"), ("", b"")))
-        self.core.append(1, h, self.stored(h), v, None, 2.5, tags, original, tags is None)
+        self.core.append(1, 1, h, self.stored(h), v, None, 2.5, tags, original, tags is None)
 
     def stored(self, h: int) -> bytes:
         """Return a key with a hash: one that other records have, too, or a long one."""

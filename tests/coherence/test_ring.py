@@ -303,7 +303,7 @@ def test_old_content_at_the_end_of_a_lap_is_no_record(ring: Ring) -> None:
 def test_damaged_content_costs_its_key_alone_where_a_writer_has_died(ring: Ring) -> None:
     for tick, key in enumerate((1, 20, 40)):
         assert ring.append(Written(tick, hash_of(key), stored(key), b"value"))
-    second = ring.words[Word.FLUSHED] + 88
+    second = ring.words[Word.FLUSHED] + SMALLEST + 8
     content_of(ring)[PAGE + second % CAPACITY + SMALLEST + 2] ^= 1
     ring.mend()
     assert ring.append(Written(9, hash_of(60), stored(60), b"value"))

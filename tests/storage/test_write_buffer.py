@@ -1472,18 +1472,19 @@ def test_a_planted_record_that_sqlite_cannot_take_stops_nothing(cache: Cache, ot
     at = PAGE + ring.words[Word.HEAD] % SIZE
     cache.set("key", 1, tag="a" if planted in ("tick of a row", "tags") else None)
     record = bytearray(content_of(ring)[at : PAGE + ring.words[Word.HEAD] % SIZE])
-    key_size, v_size, _, tags_size = (unpack_from("<i", record, place)[0] for place in (32, 40, 44, 48))
-    size = 80 + key_size + v_size + max(tags_size, 0)
+    key_size, v_size, _, tags_size = (unpack_from("<i", record, place)[0] for place in (40, 48, 52, 56))
+    size = SMALLEST + key_size + v_size + max(tags_size, 0)
     if planted == "tags":
         record[size - 1] = 255  # the last byte of the tags
     elif "hash" in planted:
         pack_into("<Q", record, 16, 1 << 63 if planted == "hash beyond rowids" else (1 << 63) - 1)
     else:
         pack_into("<Q", record, 8, (1 << 64) - 1)
-    pack_into("<I", record, 68, crc32(record[80:size]) ^ (planted == "hash of damage"))
-    pack_into("<I", record, 76, crc32(record[:76]))
+        pack_into("<Q", record, 32, (1 << 64) - 1)  # the version
+    pack_into("<I", record, 76, crc32(record[SMALLEST:size]) ^ (planted == "hash of damage"))
+    pack_into("<I", record, 84, crc32(record[:84]))
     content_of(ring)[at : at + len(record)] = record
-    ring.words[Word.LAST] = crc32(record[:76]) << 32 | ring.words[Word.HEAD] & 0xFFFFFFFF
+    ring.words[Word.LAST] = crc32(record[:84]) << 32 | ring.words[Word.HEAD] & 0xFFFFFFFF
     assert other.get("key") in (None, 1)
     other.flush()
     other["more"] = 2

@@ -23,7 +23,7 @@ from diskcache_like.errors import DecodeError
 
 SMALLEST = _native.HEADER_SIZE  # bytes of a record
 WHOLE = "whole header"  # the step with which a record happens
-HEADER = Struct("<QqQQIBBxxIiiddIII")
+HEADER = Struct("<QqQQqIBBxxIiiddIII")
 
 
 class Header(NamedTuple):
@@ -33,6 +33,7 @@ class Header(NamedTuple):
     tick: int
     h: int
     previous: int
+    version: int
     key_size: int
     walk: int
     kind: int
@@ -119,9 +120,9 @@ def written_in(header: Header, body: bytes) -> Written:
     ends = list(accumulate(sizes))
     stored, v, original, tags = (body[end - size : end] for end, size in zip(ends, sizes, strict=True))
     if header.kind == 0:
-        return Written(header.tick, header.h, stored, None)
+        return Written(header.version, header.h, stored, None)
     return Written(
-        header.tick,
+        header.version,
         header.h,
         stored,
         v,

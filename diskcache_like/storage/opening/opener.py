@@ -61,6 +61,7 @@ ROOM: int = 64 << 20  # bytes of free disk below which no write waits
 NO_RING = 1  # as the number of a write buffer: there is none
 BEGINNING = (1 << 64) - 1  # the number while one is being begun; no handle has it, so each looks again
 MAX_COUNTED = 1 << 62
+TAKEN_BACK = 60_000_000  # writes whose count a power loss may take back: those of a minute, after which it is on disk
 FARTHEST = 1 << 53  # microseconds from 1970 to 2255: no clock was that far ahead, so an entry from then is damaged
 _COUNTED = (
     Header.TICK,
@@ -295,7 +296,8 @@ def _made_or_repaired(directory: str, config: Config) -> GenerationFile:
     epoch = max(epoch, newest_epoch(directory))  # the header is never synced, so a power loss may undo a quarantine
     path = database_path(directory, epoch)
     known = generations is not None and not is_there(path, config.shared)
-    lost = generations is None
+    # Or it may be one that the database is ahead of: a power loss took it back, and the clock does not say more.
+    lost = generations is None or generations.header[Header.TICK] + TAKEN_BACK > time.time_ns() // 1000
     displaced, last = (1, 0) if known else _ensure_database(config, path, lost)  # opening replaces what is missing
     if generations is None:
         generations = GenerationFile.create(
@@ -305,7 +307,7 @@ def _made_or_repaired(directory: str, config: Config) -> GenerationFile:
             epoch=epoch,
             shared=config.shared,
         )
-    _renew(generations, epoch, displaced, config.identity.get("shards", 1) > 1)
+    _renew(generations, epoch, displaced, config.identity.get("shards", 1) > 1, last)
     return generations
 
 
@@ -353,13 +355,16 @@ def _connect_or_prepare(path: str, settings: dict[str, Any], config: Config) -> 
     return prepare_file(path, settings, config.timeout, config.shared)
 
 
-def _renew(generations: GenerationFile, epoch: int, displaced: int, has_siblings: bool) -> None:
+def _renew(generations: GenerationFile, epoch: int, displaced: int, has_siblings: bool, last: int) -> None:
     """Bring the header in line with the database after a reboot, a repair or at creation; the lock is held.
+
+    `last`: as `_ensure_database` returns it.
 
     Every slot gets a new even number: what a crash left odd or unwritten is settled, and no earlier stamp counts.
     """
     header = generations.header
-    tick = max(generations.internal_tick(), time.time_ns() // 1000)  # microseconds: no count of writes overtakes them
+    # Microseconds: no count of writes overtakes them.
+    tick = max(generations.internal_tick(), time.time_ns() // 1000, last + 1)
     header[Header.TICK] = tick
     header[Header.COUNT] = UNCOUNTED
     header[Header.NEXT_EXPIRE] = header[Header.SWEEP] = 0  # the next write looks for the real ones

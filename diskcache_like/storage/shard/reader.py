@@ -144,14 +144,16 @@ class Reader:
             position = rows[-1][0]
             yield rows
 
-    def _select_placed(self, statement: str, parameters: Sequence[object], after: float | None = None) -> list[Any]:
+    def _select_placed(
+        self, statement: str, parameters: Sequence[object], after: float | None = None, flushes: bool = True
+    ) -> list[Any]:
         """Do `select` for rows that begin with their place; quarantine the database if one has none.
 
         `after`: also if the last place is not behind this one, since rows out of order would be read for ever.
         """
 
         def read() -> list[Any]:
-            rows, path = self._select(statement, parameters), self._shard.path
+            rows, path = self._select(statement, parameters, flushes), self._shard.path
             places = places_of(rows, path)
             if after is not None and places and places[-1] <= after:
                 raise corrupt(f"{path!r}: rows are not in the order of their places", path)
@@ -312,7 +314,7 @@ class Reader:
         ):
             return None
         try:
-            net, _ = ring.gather(WALKED)
+            net, _ = ring.gather(WALKED)  # keys: there are fewer than bytes
         except DecodeError:
             return None
         found, removed, size = list[tuple[bytes, int, int, bytes]](), 0, len(key_start) + 8
@@ -326,7 +328,7 @@ class Reader:
                     packed = what if isinstance(what, bytes) else Written._make(what).packed
                     found.append((key, keys.queue_number(key), home, packed or b""))
         page = (queue, -QUEUE_BOUND, QUEUE_BOUND, 1 + removed, 0)
-        rows = self._select(sql.QUEUE_BACKWARD if last else sql.QUEUE_FORWARD, page, flushes=False)
+        rows = self._select_placed(sql.QUEUE_BACKWARD if last else sql.QUEUE_FORWARD, page, flushes=False)
         found += [(key, number, place, packed) for place, key, number, packed in rows if key not in net]
         if header[_TICK] != tick:  # which comes before any other change
             return None

@@ -289,8 +289,9 @@ class Transactions:
             # Its commit may have failed after the WAL had it, or a signal handler has raised just after the commit.
             self.shard.header[_COUNT] = UNCOUNTED
             self.connection.in_doubt = True
+            carried, txn.carried = txn.carried, None  # from here on a signal handler reads what waits in the ring
             self.connection.roll_back()
-            if txn.carried is not None:
+            if carried is not None:
                 self.upkeep.mend_buffer()  # as after a crash: it may be committed
             self._finish(txn)
             self.upkeep.rolled_back(txn, error)

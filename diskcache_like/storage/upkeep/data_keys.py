@@ -12,7 +12,7 @@ from ...crypto.aead import epoch_of, epoch_of_key
 from ...crypto.keyring import MAX_SEALS, RESERVED, Keyring, MasterKey, Sealer, is_whole
 from ...encoding import file_names
 from ...encoding.record import Record
-from ...errors import KeyringError
+from ...errors import DecodeError, KeyringError
 from ..shard.reader import Reader
 from ..shard.row import Row
 from ..shard.transactions import Transactions
@@ -65,6 +65,14 @@ class DataKeys:
         if txn is not None and renewed.file is not None and renewed.file != row.file:
             txn.files.append(renewed.file)
         return renewed
+
+    def is_present(self, original_key: object) -> bool:
+        """Tell whether a key is sealed with the present data key; the write lock is held."""
+        sealer = self._shard.sealer
+        try:
+            return sealer is not None and epoch_of_key(original_key) == sealer.current().epoch
+        except DecodeError:
+            return False
 
     def reserve_seals(self) -> None:
         """Count what was sealed, a block ahead, and begin a new data key before one has sealed too much.

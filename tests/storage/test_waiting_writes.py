@@ -1,0 +1,202 @@
+"""Carried writes, touches that wait and queues without a lock, where damage, a power loss or a signal meets them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diskcache_like import Cache, CorruptDatabaseWarning, Deque
+from diskcache_like.coherence.generations import Header
+from diskcache_like.encoding.keys import queue_key
+from diskcache_like.storage.opening import opener
+from diskcache_like.storage.shard.writer_connection import WriterConnection
+
+from ..support.cache_kinds import NEEDS_CIPHER, SECRET
+from ..support.tampering import plant
+from .test_write_buffer import SMALL, killed, lose_the_last_record_but_one, ring_of
+
+
+@pytest.mark.parametrize(
+    "again",
+    [
+        lambda cache: cache.retag("kept", add=["tag"]),
+        lambda cache: cache.touch("kept"),
+        lambda cache: cache.set("x", 1),
+    ],
+    ids=["retag", "touch", "set"],
+)
+def test_what_a_power_loss_took_does_not_come_back_when_a_touch_is_made_again(
+    tmp_path: Path, again: Callable[[Cache], object]
+) -> None:
+    saved, place = tmp_path / "saved", tmp_path / "cache"
+
+    def work() -> Cache:
+        cache = Cache(place, **SMALL)
+        cache["victim"] = "new"
+        cache["kept"] = 1
+        shutil.copytree(place, saved)
+        cache.flush()  # this is lost, and of what follows all but the last record
+        assert again(cache)
+        assert cache.delete("victim")
+        return cache
+
+    def write_again() -> Cache:
+        cache = Cache(place, **SMALL)
+        assert cache["victim"] == "new"
+        assert again(cache)
+        return cache
+
+    killed(work)
+    lose_the_last_record_but_one(place, saved)
+    killed(write_again)
+    Path(place, "cache.gen").unlink()
+    with Cache(place, **SMALL) as cache:
+        assert cache.get("victim") == "new"
+
+
+def test_a_signal_handler_reads_what_waits_while_a_transaction_is_rolled_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cache(tmp_path, **SMALL) as cache, Cache(tmp_path, **SMALL) as other:
+        other["key"] = "waits"
+        roll_back = WriterConnection.roll_back
+        seen: list[Any] = []
+
+        def rolled_back(self: WriterConnection) -> None:
+            roll_back(self)
+            seen.append(cache.get("key"))  # as a handler that runs here does
+
+        with monkeypatch.context() as patch:
+            patch.setattr(WriterConnection, "roll_back", rolled_back)
+            with pytest.raises(KeyError), cache._shards.stores[0].transaction(None):
+                raise KeyError
+        assert (seen, cache.get("key")) == (["waits"], "waits")
+
+
+@pytest.mark.parametrize("spelling", ["'text'", "5", "1.5", "x'00'"])
+def test_a_touch_of_a_row_with_a_planted_spelling_is_no_error_of_python(tmp_path: Path, spelling: str) -> None:
+    with Cache(tmp_path, **SMALL) as cache:
+        cache["key"] = 1
+    plant(tmp_path, f"UPDATE entry SET spelling = {spelling}")
+    with Cache(tmp_path, **SMALL) as cache:
+        cache["other"] = 1
+        assert cache.touch("key", 100)
+        assert cache.retag("key", add=["tag"])
+        assert cache["key"] == 1
+
+
+def test_a_damaged_item_is_counted_once(tmp_path: Path) -> None:
+    with Cache(tmp_path, **SMALL) as cache:
+        cache.push("item")
+    plant(tmp_path, "UPDATE entry SET v = zeroblob(20)")
+    with Cache(tmp_path, **SMALL) as cache:
+        cache["other"] = 1
+        assert cache.pull() == (None, None)
+        assert cache.metrics.damaged == 1
+
+
+def test_large_and_small_writes_in_turn_notice_that_the_disk_fills_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cache(tmp_path, **SMALL) as cache:
+        cache["small"] = 0
+        assert ring_of(cache).waiting() > 0
+        monkeypatch.setattr(cache._shards.stores[0].checkpointer, "left_on_disk", lambda: opener.ROOM - 1)
+        for number in range(20):
+            cache["large"] = bytes(20_000)
+            cache["small"] = number
+        assert ring_of(cache).waiting() == 0, "no write waits below 64 MiB of free disk"
+
+
+@pytest.mark.parametrize("take", [Cache.pull, Cache.peek], ids=["pull", "peek"])
+def test_a_queue_in_a_damaged_database_goes_on_in_the_next_one(tmp_path: Path, take: Callable[[Cache], Any]) -> None:
+    with Cache(tmp_path, **SMALL) as cache:
+        for number in range(2_000):
+            cache.push(number)
+    with Cache(tmp_path, **SMALL) as cache:
+        cache["waits"] = 1
+        path = tmp_path / "cache.db"
+        content = bytearray(path.read_bytes())
+        content[4096 * 3 :] = b"\xff" * (len(content) - 4096 * 3)
+        path.write_bytes(content)
+        with pytest.warns(CorruptDatabaseWarning):
+            assert take(cache) == (None, None)
+        assert cache["waits"] == 1
+
+
+@NEEDS_CIPHER
+@pytest.mark.parametrize("spelling", ["NULL", "x'00'", "5", "'text'"])
+def test_a_touch_of_a_sealed_row_with_a_planted_spelling_is_no_error(tmp_path: Path, spelling: str) -> None:
+    sealed: dict[str, Any] = {"secret": SECRET, "encrypt": True, **SMALL}
+    with Cache(tmp_path, **sealed) as cache:
+        cache["key"] = 1
+    plant(tmp_path, f"UPDATE entry SET spelling = {spelling}")
+    with Cache(tmp_path, **sealed) as cache:
+        cache["other"] = 1
+        assert cache["key"] == 1
+        assert cache.touch("key", 100)
+        assert cache["key"] == 1
+
+
+def test_an_item_with_a_number_from_elsewhere_is_one_write(tmp_path: Path) -> None:
+    with Cache(tmp_path, **SMALL) as cache:
+        store = cache._shards.stores[0]
+        cache["key"] = 1
+        for write in (
+            lambda: cache.set(queue_key(None, store.shard.header[Header.TICK] + 1_000_000), "item"),
+            lambda: cache.push("small"),
+            lambda: cache.push(bytes(20_000)),
+        ):
+            before = store.work_counts()[0]
+            write()
+            assert store.work_counts()[0] == before + 1
+
+
+def test_a_deque_never_has_more_items_than_a_limit_that_somebody_sets_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deque, other = Deque([1], tmp_path), Deque((), tmp_path)
+    with closing(deque.cache) as cache, closing(other.cache):
+        deque.append(2)  # from here on this handle appends without the lock
+        locate, met = cache._rows.locate, list[float]()
+
+        def overtaken(key: Any) -> Any:
+            if not met:
+                other.maxlen = 2
+            met.append(other.maxlen)
+            assert len(other) == 2
+            return locate(key)
+
+        monkeypatch.setattr(cache._rows, "locate", overtaken)
+        deque.append(3)
+        assert met
+        assert list(other) == [2, 3]
+
+
+def test_a_push_overwrites_nothing_after_a_power_loss_with_a_clock_that_is_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without a clock of its own comes up in 1970; the database may be newer than the count of writes."""
+
+    def work() -> Cache:
+        cache = Cache(tmp_path, **SMALL)
+        header = cache._shards.stores[0].shard.header
+        before = header[Header.TICK]
+        for number in range(5):
+            cache.push(number)
+        cache.sync()
+        header[Header.TICK] = header[Header.SETTLED] = before  # what the disk had of it
+        header[Header.BOOT] = 1
+        return cache
+
+    killed(work)
+    monkeypatch.setattr("time.time_ns", lambda: 1_000_000_000)
+    with Cache(tmp_path, **SMALL) as cache:
+        for number in range(5, 10):
+            cache.push(number)
+        assert [value for _, value in cache.iterqueue()] == [*range(10)]
