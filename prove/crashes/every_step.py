@@ -275,7 +275,7 @@ WRITING = [
         Deed(name, kind, partial(judge_write, DEED_WRITES[name]))
         for kind in ("fanout", "sealed")
         for name in (
-            *("set to a file", "set from a file", "transact", "delete_many", "push", "pull"),
+            *("set to a file", "set from a file", "transact", "delete_many", "set in a queue", "pull"),
             *("set with tags", "retag", "evict of several tags"),
         )
     ),
