@@ -183,7 +183,8 @@ class Store:
 
     def flush(self, timeout: float | None) -> None:
         """Flush what waits in the write buffer to the database; within a transaction nothing does."""
-        if self.connection.callers_transaction() is not None:
+        txn = self.connection.callers_transaction()
+        if txn is not None and txn.entered and not txn.stepping:  # else a signal handler is refused, which reads less
             return
         shard = self.shard
         shard.reopen_if_replaced()

@@ -128,7 +128,7 @@ class Deque(InCache, abc.MutableSequence[Any]):
             self._trim(other)
 
     def _refuse_limit(self) -> None:
-        if self.maxlen < math.inf:
+        if self._cache._stored_setting(MAXLEN) is not None:  # `maxlen` may take the lock, which may be held here
             raise _Limited
 
     def _trim(self, side: Side) -> None:

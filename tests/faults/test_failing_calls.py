@@ -181,7 +181,7 @@ class Failing:
 def test_a_read_that_fails_for_a_moment_costs_no_entry(
     cache: Cache, read: Callable[[Cache], object], damaged: bool
 ) -> None:
-    cache.set_many({"k": "value"})  # past the write buffer, so that it is read from the database
+    cache.set_many({"k": "value", "l": 1})  # past the write buffer, so that it is read from the database
     free = cache._shards.stores[0].shard.pool.free
     cursor: Any = Failing(free.pop())
     free.append(cursor)

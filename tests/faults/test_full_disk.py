@@ -468,7 +468,7 @@ def test_a_disk_that_does_not_say_how_large_it_is_is_not_full(tmp_path: Path, mo
     unknown = os.statvfs_result((4096, 4096, 0, 0, 0, 0, 0, 0, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: unknown)
     with closing(Cache(tmp_path, **OPTIONS)) as cache:
-        cache.set_many({"a": 1})  # to the database, for which the disk is looked at
+        cache.set_many({"a": 1, "b": 2})  # to the database, for which the disk is looked at
         store = cache._shards.stores[0]
         assert store.checkpointer.wal_bytes > checkpoints.CHECKPOINT_BYTES
         assert not store.checkpointer.is_tight()

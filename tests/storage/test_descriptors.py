@@ -103,7 +103,7 @@ def test_the_bound_is_reached_by_readers_that_meet(tmp_path: Path) -> None:
     """As many readers as there may be have connections of their own, and the next one waits for one of theirs."""
     directory = tmp_path / "cache"
     with opened(directory, hot_size_limit=0) as cache:
-        cache.set_many({"key": 1})  # in the database at once
+        cache.set_many({"key": 1, "more": 1})  # in the database at once
         pool = cache._shards.stores[0].shard.pool
         taken = [pool.take() for _ in range(MAX_READERS)]
         assert len(cache_descriptors(directory)) == bound("one")

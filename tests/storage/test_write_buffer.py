@@ -319,13 +319,13 @@ def test_what_a_killed_writer_left_does_not_come_back_in_a_copy(tmp_path: Path, 
 
     killed(work)
     with Cache(tmp_path / "cache", **SMALL) as cache:
-        cache.set_many({"key": value})
+        cache.set_many({"key": value, "more": value})
         cache.sync()
         assert cache["key"] == value
     shutil.copytree(tmp_path / "cache", tmp_path / "copy")
     with Cache(tmp_path / "copy", **SMALL) as copy:
         assert copy["key"] == value
-        assert (len(copy), copy.check()) == (2, [])
+        assert (len(copy), copy.check()) == (3, [])
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -913,7 +913,7 @@ def test_a_handle_that_was_opened_before_there_was_a_buffer_sees_what_waits_ther
         first["key"] = "old"
         assert first["key"] == "old"
         with Cache(tmp_path, write_buffer=SIZE, durability="system") as second:
-            second.set_many({"other": 1})
+            second.set_many({"other": 1, "more": 1})
             second["key"] = "new"
             second["more"] = 1
             assert ring_of(second).waiting()
