@@ -120,6 +120,6 @@ class Iteration(Tagging):
     def __len__(self) -> int:
         """Return the number of entries, including expired ones that are not removed yet.
 
-        First flushes the write buffer, as iteration does.
+        Flushes the write buffer, as iteration does, if more than a little waits there.
         """
         return sum(store.count() for store in self._shards.stores)

@@ -255,7 +255,11 @@ class Store:
 
     def count(self) -> int:
         """Return the number of entries, the expired ones that were not removed yet among them."""
-        header = self.shard.present_header()
+        header, ring = self.shard.present_header(), self.shard.ring
+        if ring is not None and ring.waiting():
+            counted = self.reader.count_alone()
+            if counted is not None and self._is_possible(counted):
+                return counted
         self._flush_for_reading()
         txn = self.connection.callers_transaction()
         if txn is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -200,3 +201,27 @@ def test_a_push_overwrites_nothing_after_a_power_loss_with_a_clock_that_is_behin
         for number in range(5, 10):
             cache.push(number)
         assert [value for _, value in cache.iterqueue()] == [*range(10)]
+
+
+def test_the_number_of_entries_is_right_while_some_of_them_wait(tmp_path: Path) -> None:
+    draw, expected, asked = random.Random(4), dict[str, int](), 0
+    with Cache(tmp_path) as cache, Cache(tmp_path) as other:
+        cache["0"] = other["0"] = 0
+        expected["0"] = 0
+        for number in range(600):
+            handle, key = draw.choice((cache, other)), str(draw.randrange(30))
+            match draw.choice(("set", "set", "delete", "touch", "incr", "flush" if number % 7 == 0 else "set")):
+                case "set":
+                    handle[key] = expected[key] = number
+                case "delete":
+                    assert handle.delete(key) == (expected.pop(key, None) is not None)
+                case "touch":
+                    assert handle.touch(key, 1000) == (key in expected)
+                case "incr":
+                    expected[key] = handle.incr(key, 1)
+                case "flush":
+                    handle.flush()
+            assert len(other) == len(expected)
+            asked += ring_of(cache).waiting() > 0
+        assert asked > 300, "to count them does not flush them each time"
+        assert (len(list(cache)), cache.check()) == (len(expected), [])

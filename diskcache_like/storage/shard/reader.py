@@ -11,7 +11,7 @@ from math import inf
 from operator import itemgetter
 from typing import Any
 
-from ...coherence.generations import NEVER, Header
+from ...coherence.generations import NEVER, UNCOUNTED, Header
 from ...coherence.ring import Word, Written
 from ...encoding import file_names, keys
 from ...errors import CorruptDatabase, DecodeError, DirectoryError, KeyringError
@@ -25,7 +25,7 @@ from ..sqlite.reader_pool import ReaderPool
 from .open_shard import OpenShard
 
 PAGE_OF_ENTRIES = 512
-WALKED = 1 << 11  # bytes that wait, and that a look at the end of a queue goes through
+WALKED = 1 << 11  # bytes that wait, and that somebody goes through instead of flushing them
 QUEUE_BOUND = 1 << 62  # of the numbers of a queue; what is beyond, or no number, was planted and is passed over
 _EPOCH, _TICK, _BUFFER = Header.EPOCH, Header.TICK, Header.BUFFER  # for the hot path
 # Statements that need no flush: about single keys, which are looked for in the write buffer before; about settings,
@@ -300,6 +300,45 @@ class Reader:
         If that is the next write, nothing was written since the look. None where only a look under the lock can tell.
         `key_start`: how the keys of the queue begin.
         """
+        seen = self._waiting_little()
+        if seen is None:
+            return None
+        tick, net = seen
+        found, removed, size = list[tuple[bytes, int, int, bytes]](), 0, len(key_start) + 8
+        for key, (_, _, home, what, _) in net.items():
+            if len(key) == size and key.startswith(key_start):
+                if what is None:
+                    removed += 1  # and the database may still have it
+                else:
+                    packed = what if isinstance(what, bytes) else Written._make(what).packed
+                    found.append((key, keys.queue_number(key), home, packed or b""))
+        page = (queue, -QUEUE_BOUND, QUEUE_BOUND, 1 + removed, 0)
+        rows = self._select_placed(sql.QUEUE_BACKWARD if last else sql.QUEUE_FORWARD, page, flushes=False)
+        found += [(key, number, place, packed) for place, key, number, packed in rows if key not in net]
+        if self._shard.header[_TICK] != tick:  # which comes before any other change
+            return None
+        return tick + 1, (max if last else min)(found, key=itemgetter(1), default=None)
+
+    def count_alone(self) -> int | None:
+        """Return the number of entries without the lock and a flush; None where only a look under the lock can tell."""
+        header, seen = self._shard.header, self._waiting_little()
+        if seen is None:
+            return None
+        number, (tick, net) = header[Header.COUNT], seen  # the count after the tick, which changes before it
+        if number == UNCOUNTED or header[Header.DISPLACED]:
+            return None
+        places = [home for _, _, home, _, _ in net.values()]
+        rows = [row for page in sql.batches(places) for row in self._select(sql.SELECT_KEYS, page, flushes=False)]
+        there = {key for _, key, _ in rows}
+        number += sum((what is not None) - (key in there) for key, (_, _, _, what, _) in net.items())
+        return number if header[_TICK] == tick else None
+
+    def _waiting_little(self) -> tuple[int, dict[bytes, Any]] | None:
+        """Return the number of the last write, and what waits, if that is little and no write is under way.
+
+        What is read of the database after it belongs to the same moment if that number is still the same then: a write,
+        and a flush, stores its number before it changes anything else. Needs no lock.
+        """
         shard = self._shard
         ring, header = shard.ring, shard.header
         tick = header[_TICK]
@@ -317,22 +356,9 @@ class Reader:
             net, _ = ring.gather(WALKED)  # keys: there are fewer than bytes
         except DecodeError:
             return None
-        found, removed, size = list[tuple[bytes, int, int, bytes]](), 0, len(key_start) + 8
-        for key, (_, _, home, what, _) in net.items():
-            if isinstance(key, int):  # a damaged record, which may be about any key of its hash
-                return None
-            if len(key) == size and key.startswith(key_start):
-                if what is None:
-                    removed += 1  # and the database may still have it
-                else:
-                    packed = what if isinstance(what, bytes) else Written._make(what).packed
-                    found.append((key, keys.queue_number(key), home, packed or b""))
-        page = (queue, -QUEUE_BOUND, QUEUE_BOUND, 1 + removed, 0)
-        rows = self._select_placed(sql.QUEUE_BACKWARD if last else sql.QUEUE_FORWARD, page, flushes=False)
-        found += [(key, number, place, packed) for place, key, number, packed in rows if key not in net]
-        if header[_TICK] != tick:  # which comes before any other change
+        if any(isinstance(key, int) for key in net):  # a damaged record, which may be about any key of its hash
             return None
-        return tick + 1, (max if last else min)(found, key=itemgetter(1), default=None)
+        return tick, net  # type: ignore[return-value]
 
     def queue_page(
         self, queue: bytes, last: bool, low: int, high: int, limit: int, skip: int = 0
