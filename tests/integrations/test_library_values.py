@@ -206,6 +206,29 @@ def test_what_is_written_later_does_not_change_what_is_stored(tmp_path: Path) ->
         assert cache["key"][0] == 0
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("signed", [False, True])
+def test_an_array_that_is_read_into_its_memory_is_the_readers_own(tmp_path: Path, signed: bool, order: Any) -> None:
+    array = np.asarray(np.arange(30_000.0).reshape(100, 300), order=order)
+    given: Any = {"secret": b"s" * 32} if signed else {}
+    with Cache(tmp_path, hot_size_limit=0, **given) as cache:
+        cache["key"] = array
+        cache["strings"] = np.array(["text", "more"] * 20_000)
+        for _ in range(2):
+            found = cache["key"]
+            assert_same(array, found)
+            assert (found.flags.writeable, found.flags.aligned) == (True, True)
+            found[:] = 0
+        assert cache["strings"][1] == "more"
+        (file,) = [file for file in value_files(tmp_path) if file.stat().st_size < 300_000]
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+        assert cache.get("key") is None
+        file.write_bytes(content[:-8])
+        assert cache.get("key") is None
+
+
 def test_a_large_value_is_a_file_that_other_programs_read(tmp_path: Path) -> None:
     array = np.asfortranarray(np.arange(60_000.0).reshape(200, 300))
     table = pa.table({"a": range(50_000)})
