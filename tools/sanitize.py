@@ -33,7 +33,7 @@ TESTS = (
 FOUND = "heap-buffer-overflow"
 CONTROL = """
 from diskcache_like.coherence._native import Ring
-Ring(bytearray(8192), 4096, 4088, 1, 1).append(1, 1, b"key", b"value", None, None, None, None, True)
+Ring(bytearray(8192), 4096, 4088, 1, 1).append(1, 1, 1, b"key", b"value", None, None, None, None, True)
 """
 
 
