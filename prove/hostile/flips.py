@@ -351,7 +351,7 @@ def damage_buffers(place: Path, _: Workbench) -> Tries:
 
 # -- the controls -----------------------------------------------------------------------------------------------------
 
-KEY_SIZE = range(32, 36)  # bytes of a record's header in the write buffer
+KEY_SIZE = range(40, 44)  # bytes of a record's header in the write buffer
 
 
 class _Anything:

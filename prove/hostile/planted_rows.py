@@ -401,9 +401,9 @@ def plant_schemas(place: Path, bench: Workbench) -> Tries:
 def believing_pickles(place: Path, bench: Workbench) -> Tries:
     made, load = _settled(bench, [make("plain", place)]), Disk.load
 
-    def believe(disk: Disk, record: Record, read: bool, maps: bool = False) -> Any:
+    def believe(disk: Disk, record: Record, read: bool, maps: bool = False, keeps: bool = False) -> Any:
         """Believe any pickle, as if its tag had been right."""
-        return load(disk, record._replace(signed=True) if record.mode == MODE_PICKLE else record, read, maps)
+        return load(disk, record._replace(signed=True) if record.mode == MODE_PICKLE else record, read, maps, keeps)
 
     with mock.patch.object(Disk, "load", believe):
         planted = [item for item in items(made) if item.column == "v" and item.payload == f"mode {MODE_PICKLE}: pickle"]

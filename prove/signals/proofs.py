@@ -346,5 +346,5 @@ def releasing_nothing(trial: Trial) -> None:
             contexts.end(*given)
 
     with patch.object(writer, "end", unless_interrupted), patch.object(transactions, "end", unless_interrupted):
-        parts = [("set", "Cache", number) for number in range(PARTS)]
+        parts = [("set_many", "Cache", number) for number in range(PARTS)]
         trial.each(parts, partial(part_of, trial, False), "parts of calls")
