@@ -677,10 +677,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             changed = False  # this may be the second try, and the entry may be gone since the first
             plain = self._loader.plain_entry(store, stored_key, packed)
             if plain is not None:
-                if plain[1].expire is not None and not plain[1].expire > rows.clock():
+                payload, metadata = plain
+                if metadata.expire is not None and not metadata.expire > rows.clock():
                     return None
                 changed = True
-                return rows.changed_plain(stored_key, plain[0], change(plain[1]))
+                return rows.changed_plain(stored_key, payload, change(metadata))
             record = rows.live_own(key, location, packed)
             if record is None:
                 return None
@@ -797,11 +798,6 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         """
         self._here_only("transact()")
         return self._shards.transaction(self._wait(retry))
-
-    def _transact_briefly(self) -> contextlib.AbstractContextManager[None]:
-        """Make a short body, which runs nothing of the user's, one transaction, and wait for the lock without limit."""
-        self._here_only("transact()")
-        return self._shards.transaction(None, carries=True)
 
     def namespace(self, name: str) -> Self:
         """Return a view of this cache with a key space of its own, under a name; it has the same memory and limits.

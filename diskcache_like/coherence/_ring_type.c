@@ -127,8 +127,8 @@ static PyObject *ring_new(PyTypeObject *type, PyObject *args, PyObject *named)
         return NULL;
     }
     size = (uint64_t)self->buffer.len;
-    if (page <= 8 * DL_CARRYING || page % 8 || capacity % 8 || !capacity || !prime || prime > slots || (uint64_t)page > size
-        || capacity > size - (uint64_t)page || slots > (size - (uint64_t)page - capacity) / 8
+    if (page <= 8 * DL_CARRYING || page % 8 || capacity % 8 || !capacity || !prime || prime > slots
+        || (uint64_t)page > size || capacity > size - (uint64_t)page || slots > (size - (uint64_t)page - capacity) / 8
         || (uintptr_t)self->buffer.buf % 8) {
         PyErr_SetString(PyExc_ValueError, "the ring lies outside of the buffer, or across words of the memory");
         Py_DECREF(self);

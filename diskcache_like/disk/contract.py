@@ -276,7 +276,7 @@ class Disk(Payloads, ValueFiles):
     def load(self, record: Record, read: bool, maps: bool = False, keeps: bool = False) -> Loaded:
         """Return the value of a verified record; with `maps`, an array or table in a value file is mapped from it.
 
-        `keeps`: what the hot layer may keep is wanted, too; without it an array is read right into its memory.
+        `keeps`: the hot layer may keep the value; if not, an array is read straight into memory of its own.
         Raises FileNotFoundError if its file is gone, SignatureError for a pickle that is not authenticated, and
         DecodeError for anything else that was not written like this.
         """

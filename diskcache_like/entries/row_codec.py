@@ -405,9 +405,9 @@ def discard(store: EntryStore, encoded: Encoded) -> None:
 
 def with_expiry(metadata: Metadata, expiry: float | None) -> Metadata:
     """Return the metadata with another expiry; the time for which the entry is kept after it stays the same."""
-    retain_until = None
     if metadata.retain_until is None:
         return Metadata(expiry, *metadata[1:])
+    retain_until = None
     if expiry is not None and metadata.expire is not None:
         retain_until = expiry + (metadata.retain_until - metadata.expire)
     return metadata._replace(expire=expiry, retain_until=retain_until)

@@ -49,9 +49,8 @@ class Queues(Parts):
         """Append `value` to one side of the queue called `prefix` and return its key. Atomic.
 
         `side`: 'back' or 'front'. Other arguments as for `set`. Queue keys are equal to no key of the user's; their
-        numbers grow from front to back, with gaps. Raises
-        ValueTooLarge if the value can never fit the size limit, and Timeout, instead of which a FanoutCache returns
-        None.
+        numbers grow from front to back, with gaps. Raises ValueTooLarge if the value can never fit the size limit, and
+        Timeout, instead of which a FanoutCache returns None.
         """
         if others:
             raise unexpected(Queues.push, others)

@@ -169,15 +169,14 @@ class ShardSet:
         stores = self.stores
         return stores[(home >> 2) % _SHARD_PRIME % len(stores)]
 
-    def transaction(self, timeout: float | None, carries: bool = False) -> contextlib.AbstractContextManager[None]:
+    def transaction(self, timeout: float | None) -> contextlib.AbstractContextManager[None]:
         """Make the body one transaction of the calling task over all shards; nested, a savepoint of it.
 
         Either all of its parts are committed or none, and nobody else commits in between. What waits in the write
-        buffer is flushed before, so that nobody who lists entries has to wait for the end of the body; a short one
-        `carries` it.
+        buffer is flushed before, so that nobody who lists entries has to wait for the end of the body.
         """
         log = self._redo_log if len(self.stores) > 1 else None
-        return transaction(self._parts, timeout, log, carries and log is None)
+        return transaction(self._parts, timeout, log)
 
     def close(self, timeout: float | None) -> None:
         """Close every store; wait for the locks of all together for `timeout` seconds."""

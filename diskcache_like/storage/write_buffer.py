@@ -230,10 +230,6 @@ class WriteBuffer:
             return None
         return Carried(net, self._new_mark(ring))
 
-    def is_in_use(self) -> bool:
-        """Tell whether anything waits, so that more will be appended soon, which needs a mark."""
-        return self._shard.ring is not None and self._shard.ring.waiting() > 0
-
     def carry(self, txn: Transaction, carried: Carried) -> None:
         """Write what `carriable` has returned as a part of a transaction that has just begun."""
         self._write_net(carried.net, carried.mark)

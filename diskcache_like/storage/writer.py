@@ -255,8 +255,7 @@ class Writer:
         """Do what `put` does, under the lock."""
         home, stored_key, row, known = arguments
         shard = self._shard
-        if isinstance(row, Row) and row.num is not None:
-            self._go_beyond(row.num)
+        self._go_beyond(row)
         if autocommit and shard.ring is not None:
             if self.buffer.takes(stored_key, row):
                 return self._append(home, stored_key, row)
@@ -271,13 +270,15 @@ class Writer:
         step = self._rows.put if shard.disk.sealer is None else self._put_sealed_row
         return self._commit_one(home, autocommit, step, (stored_key, row, known))
 
-    def _go_beyond(self, number: int) -> None:
-        """Give later writes numbers beyond that of an item, which another cache may have numbered."""
-        header = self._shard.header
-        skipped = abs(number) - 1 - header[_TICK]
-        if skipped > 0 and abs(number) < TICK_LIMIT // 2:
+    def _go_beyond(self, row: Row | bytes) -> None:
+        """Give later writes numbers beyond that of an item of a queue, which another cache may have numbered."""
+        if not isinstance(row, Row) or row.num is None:
+            return
+        header, number = self._shard.header, abs(row.num)
+        skipped = number - 1 - header[_TICK]
+        if skipped > 0 and number < TICK_LIMIT // 2:
             header[_INTERNAL] = header[_INTERNAL] + skipped & MAX_WORD  # they are no writes of keys
-            header[_TICK] = abs(number) - 1
+            header[_TICK] = number - 1
 
     def _with_waiting(self, home: int, step: Callable[[], int]) -> int:
         """Change the entry of a key by `step` in one transaction with what waits in the write buffer."""
@@ -350,8 +351,7 @@ class Writer:
         self._maintenance.before_write(incoming + len(rows) * PAGE_SIZE, incoming)
         shard = self._shard
         for _, _, row in rows:
-            if isinstance(row, Row) and row.num is not None:
-                self._go_beyond(row.num)
+            self._go_beyond(row)
         with self._invalidation.commit_many([home for home, _, _ in rows], autocommit=False):
             first = shard.generations.next_tick()
             shard.header[_TICK] = first + len(rows) - 1

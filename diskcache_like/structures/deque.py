@@ -122,7 +122,7 @@ class Deque(InCache, abc.MutableSequence[Any]):
             with suppress(_Limited):
                 self._cache._push((values[0], False), None, side, NO_METADATA, True, self._refuse_limit)
                 return
-        with self._transact_briefly():  # so that nobody sees the deque with more than `maxlen` items
+        with self.transact():  # so that nobody sees the deque with more than `maxlen` items
             for value in values:
                 self._cache.push(value, side=side, retry=True)
             self._trim(other)

@@ -57,10 +57,6 @@ class InCache(Spelled):
         """Make the body one transaction: others see all of its writes or none, and wait to write; see `Cache`."""
         return self._cache.transact(retry=True)
 
-    def _transact_briefly(self) -> AbstractContextManager[None]:
-        """Make a short body, which runs nothing of the user's, one transaction."""
-        return self._cache._transact_briefly()
-
     def __getstate__(self) -> Any:
         return self._cache  # by directory: the items stay where they are
 

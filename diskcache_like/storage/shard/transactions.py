@@ -391,7 +391,7 @@ class _Parts:
         for part, txn in self._joined:
             self._savepoints.append(Savepoint(part, txn))
         for part, waiting in zip(self.taken, carried, strict=True):
-            # Over several shards the mark stays away: it would be a change that the others have to wait for.
+            # Over several shards no mark is stored: the redo log would take it for a change of this shard.
             self.txns.append((part, part.begin(waiting if self._log is None else None)))
         for _, txn in self.txns:
             txn.homes = None if self._log is None else set()

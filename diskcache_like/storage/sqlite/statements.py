@@ -25,6 +25,7 @@ SELECT_V = "SELECT v FROM entry WHERE h = ?"
 # The two ends of the range are `h` and `h + 3`, here and below.
 SELECT_PROBES = "SELECT h, k, v FROM entry WHERE h BETWEEN ? AND ? ORDER BY h LIMIT 4"
 SELECT_VERSIONED = "SELECT v, version FROM entry WHERE h BETWEEN ? AND ? AND k = ? LIMIT 1"
+# Here and in `UPSERT`, a row that keeps its version has other metadata, not another value, and so it keeps its rank.
 UPSERT_SMALL = """INSERT INTO entry (version, v, h, k, seq, expire, fresh, tags, spelling, queue, num)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (h) DO UPDATE SET version = excluded.version,
@@ -38,7 +39,6 @@ UPSERT_RECORD = f"""INSERT INTO entry (version, v, h, k, seq) VALUES (?, ?, ?, ?
     ON CONFLICT (h) DO UPDATE SET version = excluded.version, rank = NULL, v = excluded.v
     WHERE k = excluded.k AND {_PLAIN}"""  # noqa: S608 - made of constants
 UPDATE_RECORD = f"UPDATE entry SET version = ?, rank = NULL, v = ? WHERE h = ? AND k = ? AND {_PLAIN}"  # noqa: S608 - made of constants
-# A row that keeps its version has other metadata, not another value, and so it keeps its rank.
 UPSERT = """INSERT INTO entry (h, k, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v, seq)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (h) DO UPDATE SET version = excluded.version,

@@ -32,9 +32,6 @@ class Flushable(Protocol):
     def carriable(self) -> Carried | None:
         """Return what waits, and a new mark, if a transaction about to begin can take it along."""
 
-    def is_in_use(self) -> bool:
-        """Tell whether anything waits."""
-
     def carry(self, txn: Transaction, carried: Carried) -> None:
         """Write that as a part of a transaction that has just begun."""
 
@@ -180,13 +177,14 @@ class Maintenance:
         What waits in the write buffer is flushed, or, if the transaction `carries`, returned. Where it is flushed, a
         mark is returned alone.
         """
-        is_in_use = self.buffer.is_in_use()
-        if is_in_use:
+        ring = self._shard.ring
+        waits = ring is not None and ring.waiting() > 0
+        if waits:
             may_block()
-        carried = self.buffer.carriable() if carries and is_in_use else None
+        carried = self.buffer.carriable() if carries and waits else None
         if carried is None:
             self.flush_buffer()
-            carried = self.buffer.carriable() if is_in_use else None
+            carried = self.buffer.carriable() if waits else None  # a mark alone, since more will be appended soon
         self.run_if_due()
         self.recovery.reclaim_if_needed()
         self.data_keys.reserve_seals()
