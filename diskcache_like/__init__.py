@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ if sys.platform == "win32":
 
 from .cache import Cache, Entry
 from .disk.contract import UNKNOWN, Disk
-from .disk.json_disk import JSONDisk
 from .encoding.classes import register
 from .entries.loading import ENOVAL
 from .errors import (
@@ -59,17 +59,18 @@ from .errors import (
     ValueTooLarge,
 )
 from .memoizing.rules import Breaker, Computing, StoredError
-from .recipes import Averager, BoundedSemaphore, Lock, RLock, barrier, memoize_stampede, throttle
 from .settings.definitions import DEFAULT_SETTINGS
 from .settings.policies import EVICTION_POLICY
-from .settings.remote import Remote
-from .structures.deque import Deque
 from .structures.fanout import FanoutCache
-from .structures.index import Index
 
 if TYPE_CHECKING:
     from .aio import AsyncCache, AsyncDeque, AsyncFanoutCache, AsyncIndex
+    from .disk.json_disk import JSONDisk
     from .djangocache import DjangoCache as DjangoCache
+    from .recipes import Averager, BoundedSemaphore, Lock, RLock, barrier, memoize_stampede, throttle
+    from .settings.remote import Remote
+    from .structures.deque import Deque
+    from .structures.index import Index
 
 __version__ = "0.1.0"
 
@@ -144,21 +145,33 @@ __all__ = [
 ]
 
 
+# What not every program needs, and is imported when it is asked for.
+_LATE = {
+    **dict.fromkeys(("AsyncCache", "AsyncDeque", "AsyncFanoutCache", "AsyncIndex"), "aio"),
+    **dict.fromkeys(
+        ("Averager", "BoundedSemaphore", "Lock", "RLock", "barrier", "memoize_stampede", "throttle"), "recipes"
+    ),
+    "Deque": "structures.deque",
+    "DjangoCache": "djangocache",
+    "Index": "structures.index",
+    "JSONDisk": "disk.json_disk",
+    "Remote": "settings.remote",
+}
+
 if not TYPE_CHECKING:  # or else checkers would accept any name of this module
 
     def __getattr__(name: str) -> Any:
-        """Import when they are asked for what is slow to import, and Django, which may not be there."""
-        if name in ("AsyncCache", "AsyncDeque", "AsyncFanoutCache", "AsyncIndex"):
-            from . import aio
-
-            return getattr(aio, name)
-        if name != "DjangoCache":
+        if name not in _LATE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         try:
-            from .djangocache import DjangoCache
+            module = importlib.import_module(f".{_LATE[name]}", __name__)
         except ModuleNotFoundError as error:
-            if error.name is None or error.name.partition(".")[0] not in ("asgiref", "django"):
+            if name != "DjangoCache" or (error.name or "").partition(".")[0] not in ("asgiref", "django"):
                 raise
             message = "DjangoCache needs Django; install it: pip install 'diskcache-like[django]'"
             raise ImportError(message, name=error.name) from error
-        return DjangoCache
+        globals()[name] = found = getattr(module, name)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -8,14 +8,16 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..coherence.generations import MAX_SLOTS, MIN_SLOTS
 from ..disk.contract import Disk
 from ..errors import DirectoryError, SettingError
 from ..settings.definitions import MAX_SHARDS, Settings, checked_all, is_setting, unknown
-from ..settings.remote import Remote
 from ..system.callers import warn
+
+if TYPE_CHECKING:
+    from ..settings.remote import Remote
 
 _ignored: set[str] = set()  # names of unknown settings that were warned about
 
