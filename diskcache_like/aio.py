@@ -99,13 +99,14 @@ def _gets(method: Method[S, P, R]) -> Awaited[P, R]:
         retry: bool = False,
         *,
         mmap: bool | None = None,
+        copy: bool = True,
     ) -> Any:
         if not self._transactions:
             try:
-                return self._get(key, default, read, expire_time, tag, retry, mmap=mmap)
+                return self._get(key, default, read, expire_time, tag, retry, mmap=mmap, copy=copy)
             except WouldBlock:
                 pass
-        again = partial(self._get, key, default, read, expire_time, tag, retry, mmap=mmap)
+        again = partial(self._get, key, default, read, expire_time, tag, retry, mmap=mmap, copy=copy)
         return await self._threads.attempt(again, False)
 
     awaited: Awaited[P, R] = called_as(method, get)

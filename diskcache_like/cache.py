@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, overlo
 
 from .coherence.generations import MAX_WORD, Header
 from .disk.contract import Constant, Disk
+from .disk.payloads import fresh, shared
 from .disk.value_files import Encoded
 from .encoding.keys import is_of_kind
 from .encoding.made_keys import path_of
@@ -32,6 +33,7 @@ from .entries.options import Arguments
 from .entries.row_codec import Expiry, Location, RowCodec, discard, with_expiry, with_metadata
 from .errors import CacheError, DirectoryError, Timeout, TransactionError, ValueTooLarge, named
 from .memoizing.computed import Computed
+from .memoizing.computing import Place
 from .operations import awaited, namespaces
 from .operations.administration import Administration
 from .operations.iteration import Iteration
@@ -181,6 +183,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         retry: bool = ...,
         *,
         mmap: bool | None = ...,
+        copy: bool = ...,
     ) -> Any: ...
     @overload
     def get(
@@ -193,6 +196,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         tag: Literal[False] = ...,
         retry: bool = ...,
         mmap: bool | None = ...,
+        copy: bool = ...,
     ) -> tuple[Any, float | None]: ...
     @overload
     def get(
@@ -205,6 +209,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         tag: Literal[True],
         retry: bool = ...,
         mmap: bool | None = ...,
+        copy: bool = ...,
     ) -> tuple[Any, Any]: ...
     @overload
     def get(
@@ -217,6 +222,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         tag: Literal[True],
         retry: bool = ...,
         mmap: bool | None = ...,
+        copy: bool = ...,
     ) -> tuple[Any, float | None, Any]: ...
     @overload
     def get(
@@ -229,6 +235,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         retry: bool = ...,
         *,
         mmap: bool | None = ...,
+        copy: bool = ...,
     ) -> Any: ...
     def get(  # noqa: C901 - the hot path, unrolled: one more call would make it a fifth slower
         self,
@@ -240,13 +247,15 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         retry: bool = False,
         *,
         mmap: bool | None = None,
+        copy: bool = True,
     ) -> Any:
         """Return the value of `key`, or `default` if it is missing or expired.
 
         With `read` a value that is bytes comes as a binary file object, which the caller closes. With `expire_time` or
         `tag` the result is a tuple of the value and what was asked for. With `mmap` (default: the handle's) an array or
-        table in a file of its own is a read-only map of that file, neither read nor verified. It waits
-        for no writer, unless the database is damaged and has to be replaced.
+        table in a file of its own is a read-only map of that file, neither read nor verified. With
+        `copy=False` a mutable value may be the very object that memory holds for all who ask so: never change it. It
+        waits for no writer, unless the database is damaged and has to be replaced.
         """
         try:
             entry = self._hot_get(key)
@@ -288,7 +297,9 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                 if decode is None:
                     return value
                 if decode is not NEGATIVE_HIT:
-                    return self._mapped(key, default) if mmap else decode(value)
+                    if mmap:
+                        return self._mapped(key, default)
+                    return decode(value) if copy or decode is not fresh else shared(value)
                 self._hot.count_miss()
                 return default
         return self._loader.get(key, default, read, expire_time, tag, mmap)
@@ -464,15 +475,16 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         wait: float | None,
         condition: Callable[[Record | None], bool],
         early: bool = False,
-        location: Location | None = None,
+        place: Place | None = None,
     ) -> bool:
         """Store `value` if the condition holds for the live record of `key`; return whether it was stored. Atomic.
 
-        `wait`: seconds to wait for the lock, None for no limit. `early`: as `Store.update` has it. `location`: where
-        the key lives, if that is known.
+        `wait`: seconds to wait for the lock, None for no limit. `early`: as `Store.update` has it. `place`: where the
+        key lives, if that is known.
         """
         rows = self._rows
-        stored_key, home, store = location = location or rows.locate(key)
+        location, missing = place or (rows.locate(key), 0)
+        stored_key, home, store = location
         encoded = rows.encode(store, value, read, key)
         is_met = False
 
@@ -485,7 +497,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             row = rows.row(key, location, encoded, metadata)
             if rows.is_oversize(row):
                 raise rows.too_large(key)
-            stamp = store.update(home, stored_key, decide, wait, early)
+            stamp = store.update(home, stored_key, decide, wait, early, missing)
         except BaseException:
             discard(store, encoded)
             raise

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..encoding import values
-from ..encoding.copying import copier_of
+from ..encoding.copying import copier_of, size_of
 from ..encoding.pickling import dumps_pickle, loads_pickle
 from ..encoding.record import MODE_BINARY, MODE_BYTES, MODE_PICKLE, MODE_RAW
 from ..encoding.values import NotSerializable
@@ -141,6 +141,15 @@ class Kept:
             self.how = self._decode, payload
         return value
 
+    def kept(self, payload: bytes) -> Any:
+        """Return the decoded value, which is the one that is kept from now on, if there is room."""
+        value = self._decode(payload)
+        copy, size = copier_of(value)
+        if copy is None:
+            copy, size = lambda _: self._decode(payload), size_of(value) + len(payload)
+        self.admit(self, size, (copy, value))
+        return value
+
 
 def _refuse(*_: object) -> bool:
     return False
@@ -150,6 +159,12 @@ def fresh(kept: Kept) -> Any:
     """Return a value of the caller's own."""
     make, source = kept.how
     return kept.decoded(source) if make is None else make(source)
+
+
+def shared(kept: Kept) -> Any:
+    """Return the value that is kept itself, where there is room for one: the caller must not change it."""
+    make, source = kept.how
+    return kept.kept(source) if make is None else source if make is not kept._decode else make(source)
 
 
 def _loader(

@@ -25,11 +25,11 @@ class AtomicKey:
 
     __slots__ = ("_key", "_loader", "_location", "_rows", "now")
 
-    def __init__(self, rows: RowCodec, loader: Loader, key: Any) -> None:
+    def __init__(self, rows: RowCodec, loader: Loader, key: Any, location: Location | None = None) -> None:
         self._rows = rows
         self._loader = loader
         self._key = key
-        self._location: Location | None = None
+        self._location = location
         self.now: Callable[[], float] = rows.clock  # by the cache's clock
 
     def location(self) -> Location:

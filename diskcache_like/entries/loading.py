@@ -57,9 +57,27 @@ class Loader:
         self._reads_plain = not handle.signs_all and handle.disk.own_values
         self._compresses = handle.disk.value_codec.compresses
 
-    def get(self, key: Any, default: Any, read: bool, expire_time: bool, tag: bool, maps: bool | None) -> Any:
-        """Do what `Cache.get` does for a key that has no valid hot entry."""
-        location = self._rows.locate(key)
+    def look(self, key: Any) -> tuple[Any, Location, int]:
+        """Do what `get` does; return the value or ENOVAL, where the key lives, and the generation of its slot before.
+
+        The generation is 0 if the slot was odd.
+        """
+        _, home, store = location = self._rows.locate(key)
+        stamp = store.shard.slots[home % store.shard.slot_prime]
+        return self.get(key, ENOVAL, False, False, False, None, location), location, 0 if stamp & 1 else stamp
+
+    def get(
+        self,
+        key: Any,
+        default: Any,
+        read: bool,
+        expire_time: bool,
+        tag: bool,
+        maps: bool | None,
+        location: Location | None = None,
+    ) -> Any:
+        """Do what `Cache.get` does for a key that has no valid hot entry; `location`: where it lives, if known."""
+        location = location or self._rows.locate(key)
         plain = not (read or expire_time or tag)
         hot = self._hot
         if plain and (hot.by_bytes or (type(key) not in PLAIN_TYPES and not keys.hashes_like_stored_key(key))):

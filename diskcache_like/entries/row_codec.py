@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -57,6 +58,7 @@ _SHORT = keys.DIGEST_ABOVE
 _NO_MORE = [*NO_METADATA[2:]]  # metadata beside expiry and tags
 _number = int.from_bytes
 
+_column = functools.lru_cache(maxsize=64, typed=True)(keys.encode_key)
 Expiry = float | timedelta | str  # from now: seconds, a timedelta, or text such as "2h5m"
 Location = tuple[bytes, int, EntryStore]  # of a key: its stored key, the hash of that, and the store that it lives in
 
@@ -111,7 +113,7 @@ class RowCodec:
 
     def queue_column(self, prefix: str | None) -> bytes:
         """Return the queue column for a prefix: its encoded form, blinded if the cache is encrypted."""
-        column = keys.encode_key(prefix)
+        column = _column(prefix)
         return column if self._sealer is None else self._sealer.blind_queue(column)
 
     def check_place(self, place: int, stored_key: bytes) -> None:

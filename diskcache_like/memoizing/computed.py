@@ -16,11 +16,11 @@ from ..operations.tagging import Selection, Tagging
 from ..settings.misuse import called, unexpected, wrong
 from ..system.signals import suppress
 from .call_keys import CallKeys
-from .computing import FAILURES, NOTHING, Computation, Replaces
+from .computing import FAILURES, NOTHING, Computation, Place, Replaces
 from .identities import plain_name
 from .memoize import Memoized, memoize
 from .rules import Breaker, Computing, Lifetime, Rules, StoredError
-from .steps import take, take_async
+from .steps import take_async
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -107,19 +107,23 @@ class Computed(Tagging):
         is_coroutine = inspect.iscoroutinefunction(compute)
         if type(key) not in PLAIN_TYPES or self._hot.by_bytes:
             key = self._fixed(key)
-        known = None
+        known = place = None
         if not is_coroutine and not options.get("beta"):
             known = found = self._hot_value(key)
             if found is ENOVAL:
                 known = None
                 with suppress(*FAILURES):  # `find` below meets it again, and does what `on_error` says
-                    known = found = self.get(key, ENOVAL)
+                    found, place = self._look(key)
+                    known = found
             if found is not ENOVAL and type(found) is not StoredError:
                 return found
         call, asks = _with_context(compute)
         rules = rules_of(expire, tag, tags, {**options, "asks": asks})
         computation = Computation(self, rules, _scope(compute))
-        return _get_async(computation, key, call) if is_coroutine else _get(computation, key, call, known)
+        if is_coroutine:
+            return _get_async(computation, key, call)
+        value = computation.find(key) if known is None else computation.checked(known)
+        return computation.compute(key, call, place) if value is ENOVAL else value
 
     def memoize(
         self,
@@ -165,17 +169,22 @@ class Computed(Tagging):
     _hot_clock: Callable[[], float]
     _store_if: Callable[..., bool]
 
-    def _atomic_key(self, key: Any) -> AtomicKey:
-        """Return the key with what recipes need."""
-        return AtomicKey(self._rows, self._loader, key)
+    def _atomic_key(self, key: Any, location: Location | None = None) -> AtomicKey:
+        """Return the key with what recipes need; `location`: where it lives, if that is known."""
+        return AtomicKey(self._rows, self._loader, key, location)
+
+    def _look(self, key: Any) -> tuple[Any, Place]:
+        """Return the value of a key, counted as `get` does, ENOVAL if there is none, and where the key lives."""
+        value, location, stamp = self._loader.look(key)
+        return value, (location, stamp)
 
     def _put(
-        self, key: Any, value: Any, metadata: Metadata, replaces: Replaces | None, location: Location | None = None
+        self, key: Any, value: Any, metadata: Metadata, replaces: Replaces | None, place: Place | None = None
     ) -> bool:
         """Store a value with its metadata; raise Timeout, or whatever else keeps it from being stored.
 
-        `location`: where the key lives, if that is known. `replaces`: what must be there; None for anything. An error
-        that was stored instead of a value is nothing.
+        `place`: where the key lives, if that is known. `replaces`: what must be there; None for anything. An error that
+        was stored instead of a value is nothing.
         """
 
         def may_be_stored(record: Any) -> bool:
@@ -190,7 +199,7 @@ class Computed(Tagging):
             return found == version or (not found and until is not None and until <= self._rows.clock())
 
         early = replaces is None or replaces is NOTHING  # a version is known under the lock alone
-        return self._store_if(key, value, False, metadata, self._handle.timeout, may_be_stored, early, location)
+        return self._store_if(key, value, False, metadata, self._handle.timeout, may_be_stored, early, place)
 
     def _recorded(self, key: Any, stale: bool = False) -> Any:
         """Return (value, record, version) of an entry, None if there is none."""
@@ -257,11 +266,6 @@ def _with_context(compute: Callable[..., Any]) -> tuple[Callable[[Computing], An
     ):
         return compute, True
     return lambda _: compute(), False
-
-
-def _get(computation: Computation, key: Any, call: Callable[[Computing], Any], known: Any) -> Any:
-    value = computation.find(key) if known is None else computation.checked(known)
-    return take(computation.steps(key, call)) if value is ENOVAL else value
 
 
 async def _get_async(computation: Computation, key: Any, call: Callable[[Computing], Any]) -> Any:

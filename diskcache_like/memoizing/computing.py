@@ -20,6 +20,7 @@ from ..encoding.tags import tags_of
 from ..encoding.values import NotSerializable, encode_value
 from ..entries.atomic_key import AtomicKey, Decision
 from ..entries.loading import ENOVAL, hot_expiry
+from ..entries.row_codec import Location
 from ..errors import (
     BreakerOpen,
     CacheError,
@@ -40,7 +41,9 @@ from ..system.signals import reraise_signal, suppress
 from .flights import Flight, flight_key
 from .identities import plain_name
 from .rules import ERROR_PAUSE, RENEWAL_PAUSE, Computing, Rules, StoredError
-from .steps import Call, Do, InBackground, Rest, Steps, Waiting, Within, under_way
+from .steps import Call, Do, InBackground, Rest, Steps, Waiting, Within, take, under_way
+
+Place = tuple[Location, int]  # of a key, and the generation of its slot at which nothing was found there, 0 for none
 
 # Why a cache may fail that serves a computation: not for an error of the caller's, nor for one that `strict` asks for.
 FAILURES = Timeout, DiskFull, DirectoryError, StorageError, RemoteError, ValueTooLarge, ValueEncodeError
@@ -74,15 +77,17 @@ class Computation:
         self.scope = scope
         self._now: Callable[[], float] = cache._clock
 
-    def find(self, key: Any, default: Any = ENOVAL) -> Any:
-        """Return the value that is there and need not be looked at twice, or `default`; raise a stored error."""
+    def find(self, key: Any) -> Any:
+        """Return the value that is there and need not be looked at twice, or ENOVAL; raise a stored error."""
         read = self.cache._hot_value if self.rules.beta else partial(self.cache.get, default=ENOVAL)
         value = self._attempt(read, ENOVAL, key)
-        return default if value is ENOVAL else self.checked(value, default)
+        return ENOVAL if value is ENOVAL else self.checked(value)
 
-    def read(self, key: Any, default: Any) -> Any:
-        """Do what `Cache.get` does, and take a failure for a miss."""
-        return self._attempt(self.cache.get, default, key, default)
+    def look(self, key: Any) -> tuple[Any, Place | None]:
+        """Return what `find` does or, where the rules are plain, a stored error, and where the key lives."""
+        if self.rules.is_plain:
+            return self._attempt(self.cache._look, (ENOVAL, None), key)  # type: ignore[no-any-return]
+        return self.find(key), None
 
     async def find_async(self, key: Any) -> Any:
         """Do what `find` does, without blocking the event loop."""
@@ -99,12 +104,52 @@ class Computation:
         self.hits += value is not ENOVAL
         return value
 
-    def checked(self, value: Any, default: Any = ENOVAL) -> Any:
+    def checked(self, value: Any) -> Any:
         """Return a value that was found; raise an error that was stored instead of one."""
         if type(value) is StoredError:
             self._raise(value)
-            return default
+            return ENOVAL
         return value
+
+    def compute(self, key: Any, call: Callable[[Computing], Any], place: Place | None) -> Any:
+        """Take care of a value that was not found; `place`: where `look` has found none."""
+        value = ENOVAL
+        if place is not None and place[1] and self.rules.is_plain and self.cache._tier is None:
+            value = self._compute_alone(key, call, place)
+        return take(self.steps(key, call)) if value is ENOVAL else value
+
+    def _compute_alone(self, key: Any, call: Callable[[Computing], Any], place: Place) -> Any:
+        """Do what `steps` does where the rules are plain and nobody else computes: with one look and one append.
+
+        Returns ENOVAL, with nothing done, where somebody does, or has written meanwhile, and within a transaction.
+        """
+        flight, around = self.flight(key, place[0]), under_way.get()
+        if flight.atomic.in_transaction():
+            return ENOVAL
+        inside = [self._name(flight.atomic)]
+        try:
+            try:
+                # Whoever computed before has stored the value, and so changed the slot, before they finished.
+                if not self._attempt(flight.begin, True, True) or flight.atomic.generation() != place[1]:
+                    return ENOVAL
+                self.misses += 1
+                under_way.set((*around, inside))
+                started, context = self._now(), Computing(None, None, b"")
+                value = call(context)
+                now = self._now()
+                metadata = self.rules.metadata(value, context, now, max(now - started, 0.0))
+                if metadata is not None:
+                    self._attempt(self.cache._put, None, key, value, metadata, NOTHING, place)
+                return value
+            finally:
+                inside.clear()
+                under_way.set(around)
+                self._attempt(flight.finish, None)
+        except BaseException:
+            inside.clear()  # once more, since a signal handler may have raised in the very steps above
+            under_way.set(around)
+            flight.finish()
+            raise
 
     def steps(self, key: Any, call: Callable[[Computing], Any]) -> Steps:
         """Take care of a value that `find` has not found."""
@@ -151,10 +196,10 @@ class Computation:
                 warn(f"{self.cache.directory!r}: {error}; values are computed and not kept (said once)", NotKeptWarning)
             return otherwise
 
-    def flight(self, key: Any) -> Flight:
-        """Return the flight for a key."""
+    def flight(self, key: Any, location: Location | None = None) -> Flight:
+        """Return the flight for a key; `location`: where that lives, if it is known."""
         own = self.cache._namespaced(key)
-        return Flight(self.cache, flight_key(own), self.cache._atomic_key(own), self.rules.patience)
+        return Flight(self.cache, flight_key(own), self.cache._atomic_key(own, location), self.rules.patience)
 
     # -- in the background --------------------------------------------------------------------------------------------
 
@@ -276,7 +321,7 @@ class Computation:
         if renewed is not None:
             replaces = Replaces(renewed.version, renewed.metadata.remove_at)
         atomic = (flight or self.flight(key)).atomic
-        keep = partial(self.cache._put, key, replaces=replaces, location=atomic.location())
+        keep = partial(self.cache._put, key, replaces=replaces, place=(atomic.location(), 0))
         started, around = self._now(), under_way.get()
         context = Computing(None, None, b"")
         # Read here, so that the function does not get the very object that a caller has, who goes on with it.

@@ -17,7 +17,7 @@ from .call_keys import CallKey, CallKeys
 from .computing import Computation
 from .identities import decorated
 from .rules import Computing, Rules, StoredError, hidden_tag
-from .steps import Steps, take, take_async
+from .steps import take, take_async
 from .templates import template
 
 P = ParamSpec("P")
@@ -189,16 +189,16 @@ class _Calls:
             self.key, computation.scope = self._make(scope), scope
         return computation.rules.hidden
 
-    def steps(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps:
-        """Compute what was not found."""
-        return self.computation.steps(key, partial(self._compute, args, kwargs))
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Computing], Any]:
+        """Return what computes the result of a call."""
+        return partial(self._compute, args, kwargs)
 
     def extras(self) -> dict[str, Callable[..., Any]]:
         """Return what a memoized function has beside being called."""
 
         def refresh(*args: Any, **kwargs: Any) -> Any:
             key = self.key(*args, **kwargs)
-            return self._take(self.computation.refresh(key, partial(self._compute, args, kwargs)))
+            return self._take(self.computation.refresh(key, self.call(args, kwargs)))
 
         def peek(*args: Any, **kwargs: Any) -> Any:
             return self.computation.peek(self.key(*args, **kwargs))
@@ -231,17 +231,15 @@ def memoize(cache: Any, call_keys: CallKeys, rules: Rules) -> Callable[[Callable
 
 def _calling(function: Callable[..., Any], calls: _Calls, cache: Any) -> Callable[..., Any]:
     computation, hot = calls.computation, cache._hot_value
-    rules = computation.rules
-    find = computation.find if rules.beta or rules.cache_errors else computation.read
 
     @functools.wraps(function)
     def calling(*args: Any, **kwargs: Any) -> Any:
         key = calls.key(*args, **kwargs)
         result = hot(key)
         if result is ENOVAL or type(result) is StoredError:
-            result = find(key, ENOVAL)
+            result, place = computation.look(key)
             if result is ENOVAL or type(result) is StoredError:
-                return take(calls.steps(key, args, kwargs))
+                return computation.compute(key, calls.call(args, kwargs), place)
         calls.hits += 1
         return result
 
@@ -258,7 +256,7 @@ def _awaiting(function: Callable[..., Any], calls: _Calls, cache: Any) -> Callab
         if result is ENOVAL or type(result) is StoredError:
             result = await computation.find_async(key)
             if result is ENOVAL:
-                return await take_async(calls.steps(key, args, kwargs))
+                return await take_async(computation.steps(key, calls.call(args, kwargs)))
         calls.hits += 1
         return result
 

@@ -163,6 +163,13 @@ class Rules:
         return not (self.stale_while_revalidate or self.stale_if_error or self.beta)
 
     @cached_property
+    def is_plain(self) -> bool:
+        """Tell whether nothing matters but how a result is kept."""
+        others = self.cache_errors or self.max_concurrent or self.breaker or self.asks
+        timeouts = self.soft_timeout, self.hard_timeout
+        return self.is_bare and self.keeps and not others and timeouts == (None, None)
+
+    @cached_property
     def keeps(self) -> bool:
         """Tell whether a result may be kept at all."""
         return self.expire is None or callable(self.expire) or seconds_of(self.expire) > 0

@@ -83,9 +83,19 @@ class EntryStore(Protocol):
         """Store rows within a transaction of the caller's."""
 
     def update(
-        self, home: Home, stored_key: bytes, decide: Decide, timeout: float | None, /, early: bool = False
+        self,
+        home: Home,
+        stored_key: bytes,
+        decide: Decide,
+        timeout: float | None,
+        /,
+        early: bool = False,
+        missing: int = 0,
     ) -> int:
-        """Let `decide` say what becomes of an entry; `early`: it may be asked more than once."""
+        """Let `decide` say what becomes of an entry; `early`: it may be asked more than once.
+
+        `missing`: the generation of the slot at which the caller has found no entry, 0 for none.
+        """
 
     def remove(self, home: Home, stored_key: bytes, timeout: float | None, /, seen: int = 0) -> int:
         """Remove an entry; return 0 if there was none."""

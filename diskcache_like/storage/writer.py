@@ -105,13 +105,23 @@ class Writer:
                 return stamp
         return self._locked(self._remove, (home, stored_key), timeout, (home, stored_key))
 
-    def update(self, home: int, stored_key: bytes, decide: Decide, timeout: float | None, early: bool = False) -> int:
+    def update(
+        self,
+        home: int,
+        stored_key: bytes,
+        decide: Decide,
+        timeout: float | None,
+        early: bool = False,
+        missing: int = 0,
+    ) -> int:
         """Read the entry, let `decide` say what becomes of it, and write that, under one hold of the write lock.
 
         `decide` gets the record or None; None leaves the entry as it is. It must not use the cache. `early`: it has no
         effect and looks at nothing but the record, so it may be asked before the lock is taken, and then once more.
+        `missing`: the generation of the slot at which the caller has found no entry, 0 for none.
         """
-        stamp = self._update_alone(home, stored_key, decide) if early and self._shard.appender is not None else 0
+        is_alone = early and self._shard.appender is not None
+        stamp = self._update_alone(home, stored_key, decide, missing) if is_alone else 0
         return stamp or self._locked(self._update, (home, stored_key, decide), timeout)
 
     # -- without the lock until the record is appended ----------------------------------------------------------------
@@ -127,12 +137,12 @@ class Writer:
         stamp = shard.slots[home % shard.slot_prime]
         return 0 if stamp & 1 or self._connection.txn is not None else stamp
 
-    def _update_alone(self, home: int, stored_key: bytes, decide: Decide) -> int:
+    def _update_alone(self, home: int, stored_key: bytes, decide: Decide, missing: int) -> int:
         """Do what `update` does; return 0 if that takes the lock."""
         stamp = self._stamp(home)
         if not stamp:
             return 0
-        packed = self._newest(home, stored_key)
+        packed = None if stamp == missing else self._newest(home, stored_key)
         if packed is OTHER or (packed is not None and crc32(packed, crc32(stored_key)) != RESIDUE):
             return 0  # under the lock alone is it known whether a file is lost, or replaced; and damage is counted once
         try:

@@ -217,14 +217,20 @@ class TieredStore:
     # -- changes that depend on the entry -----------------------------------------------------------------------------
 
     def update(
-        self, place: Place, stored_key: bytes, decide: Decide, timeout: float | None, early: bool = False
+        self,
+        place: Place,
+        stored_key: bytes,
+        decide: Decide,
+        timeout: float | None,
+        early: bool = False,
+        missing: int = 0,
     ) -> int:
         """Let `decide` say what becomes of an entry, and write that if the entry is still what it was decided on.
 
         The first decision is on the copy here, whatever that is worth: the server compares its version. If it is to
         change nothing, or raises an error, it is made again on what the server says. After a conflict it is made on
         what is there now, until `timeout` seconds are over; then this raises Timeout. Whether `decide` may be asked
-        `early` makes no difference.
+        `early`, or nothing was found here, makes no difference.
         """
         may_block()
         deadline = None if timeout is None else time.monotonic() + timeout

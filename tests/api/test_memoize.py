@@ -19,6 +19,8 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, ExpiryError, KeyEncodeError, memoize_stampede
+from diskcache_like.storage.shard.reader import Reader
+from diskcache_like.storage.writer import Writer
 
 from ..support.cache_kinds import Clock, Opener, exact, few, one
 from ..support.sample_keys import Noted, Point
@@ -600,3 +602,19 @@ def test_a_module_that_is_run_shares_results_with_itself_imported(tmp_path: Path
         for command in (run, [*imported, str(tmp_path / "cache")])
     ]
     assert printed == ["same 0\n", "same 1\n"]
+
+
+def test_a_miss_is_one_look_and_one_append(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cache(tmp_path) as cache:
+
+        @cache.memoize(expire=60)
+        def double(number: int) -> int:
+            return number * 2
+
+        assert double(0) == 0
+        with monkeypatch.context() as patch:
+            patch.setattr(Reader, "select", None)  # what asks once more
+            patch.setattr(Writer, "_locked", None)  # what takes the lock for more than an append
+            assert [double(number) for number in range(20)] == [*range(0, 40, 2)]
+            assert cache.get_or_set("key", lambda: "value") == "value"
+        assert (double.cache_info().hits, double.cache_info().misses) == (1, 20)

@@ -265,3 +265,21 @@ def test_a_read_does_not_stumble_over_a_transaction_that_another_thread_ends(
             with monkeypatch.context() as patch:
                 patch.setattr(WriterConnection, "txn", there_once(others), raising=False)
                 assert read() in ("value", ["key"], 1)
+
+
+@pytest.mark.parametrize("value", [{"a": [1, 2]}, [1.5] * 300, [{"deep": [bytearray(b"x")]}], {1: [{2}] * 300}])
+def test_those_who_change_nothing_may_share_a_value(tmp_path: Path, value: Any) -> None:
+    with Cache(tmp_path) as cache, Cache(tmp_path) as other:
+        cache["key"] = value
+        assert other.get("key", copy=False) == value
+        one = other.get("key", copy=False)
+        assert one == value
+        assert one is other.get("key", copy=False)
+        own = other["key"]
+        assert own == value
+        assert own is not one
+        own.clear()
+        assert other["key"] == value
+        cache["key"] = "changed"
+        assert other.get("key", copy=False) == "changed"
+        assert other.get("missing", 5, copy=False) == 5
