@@ -211,7 +211,7 @@ class Disk(Payloads, ValueFiles):
 
     def user_key(self, stored_key: bytes, original: bytes | None) -> Any:
         """Return the user's key for `stored_key`; raise DecodeError if only code or another secret could rebuild it."""
-        if type(stored_key) is not bytes or not isinstance(original, bytes | None):
+        if type(stored_key) is not bytes or not (original is None or type(original) is bytes):
             raise DecodeError("stored key and original key are not BLOBs")
         if self.sealer is not None:
             return self._key_of(*self.sealer.open_key(stored_key, original), authentic=True)
@@ -223,6 +223,8 @@ class Disk(Payloads, ValueFiles):
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise DecodeError("stored key was not written by this class of Disk")
             return self.get(*pair) if path is None else keys.NamespacedKey(path, self.get(*pair))
+        if original is None:
+            return keys.decode_key(stored_key)
         return self._key_of(stored_key, original, self._trusts_keys())
 
     def _key_of(self, stored_key: bytes, original: bytes | None, authentic: bool) -> Any:

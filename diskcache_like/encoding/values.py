@@ -269,7 +269,9 @@ def _verify(
     value: Any, data: bytes, pack: Callable[[Any], bytes] = _pack, is_known: Callable[[type], bool] = _no_other
 ) -> bytes:
     """Correct or refuse what msgpack packed in a form of its own, and refuse what could not be read again."""
-    if len(data) != len(data.translate(None, _MISENCODED_BYTES)) and not _is_flat(value) and not is_plain(value):
+    if _is_flat(value):
+        return data
+    if len(data) != len(data.translate(None, _MISENCODED_BYTES)) and not is_plain(value):
         data = _repair(value, data, pack, is_known)
     if len(data) > MAX_DEPTH:
         check_structure(data)

@@ -29,8 +29,8 @@ class Iteration(Tagging):
     def __iter__(self) -> Iterator[Any]:
         """Yield the keys in order of insertion, also expired ones, but not those that are added meanwhile.
 
-        First flushes the write buffer. Raises Timeout if it cannot within `timeout` seconds or a minute, whichever is
-        longer.
+        Flushes the write buffer first if more than a little waits there. Raises Timeout if it cannot within `timeout`
+        seconds or a minute, whichever is longer.
         """
         return self._iterate(reverse=False)
 
@@ -41,11 +41,13 @@ class Iteration(Tagging):
     def _iterate(self, reverse: bool) -> Iterator[Any]:
         stores = self._shards.stores
         scans = [(store, store.scan(reverse)) for store in (reversed(stores) if reverse else stores)]
+        check_place = self._rows.check_place
         for store, scan in scans:
+            user_key = store.disk.user_key
             for place, stored_key, original in scan:
                 try:
-                    self._rows.check_place(place, stored_key)
-                    key = store.disk.user_key(stored_key, original)
+                    check_place(place, stored_key)
+                    key = user_key(stored_key, original)
                 except DecodeError as error:
                     self._rows.report_corrupt(error, stored_key)
                     continue

@@ -8,6 +8,7 @@ front: so it needs no look at the queue's end, and can wait in the write buffer.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Literal, Unpack
 
 from ..disk.contract import UNKNOWN
@@ -28,6 +29,10 @@ TRIES = 3  # to take an item without the lock
 QUEUE_PAGE = 100  # items of a queue per SELECT while iterating
 
 Side = Literal["back", "front"]
+
+# What a look without the lock finds: the number of the write that may follow, and key, place, stored key and record of
+# an entry, None for none.
+Found = tuple[int, tuple[Any, int, bytes, bytes] | None]
 
 
 class Queues(Parts):
@@ -124,10 +129,9 @@ class Queues(Parts):
         store = self._rows.queue_store(prefix)
         last = _is_back(side)
         try:
-            for _ in range(0 if store.in_transaction() else TRIES):
-                alone = self._item_alone(store, prefix, last, remove)
-                if alone is not None:
-                    return default if alone[1] is None else with_metadata(*alone, *asked)
+            alone = self._alone(store, partial(self._item_alone, store, prefix, last), remove)
+            if alone is not None:
+                return default if alone[1] is None else with_metadata(*alone, *asked)
             for attempt in store.attempts(removes=True):
                 with attempt, store.transaction(self._wait(retry)):
                     for key, (value, record) in self._queue_items(store, prefix, last, remove):
@@ -137,35 +141,39 @@ class Queues(Parts):
             return self._failed(default)
         return default
 
-    def _item_alone(
-        self, store: Store, prefix: str | None, last: bool, remove: bool
-    ) -> tuple[Any, Record | None] | None:
-        """Return the (key, value) at one end of a queue and its record, removed in one append with `remove`.
+    def _alone(self, store: Store, look: Callable[[], Found | None], remove: bool) -> tuple[Any, Record | None] | None:
+        """Return the (key, value) that `look` finds and its record, removed in one append with `remove`.
 
-        None for the record: the queue is empty. None: somebody else has written meanwhile, or only a transaction can
-        tell, as where an item has expired, or is damaged.
+        None for the record: there is nothing. None: somebody else writes all the time, or only a transaction can tell,
+        as where an entry has expired, or is damaged.
         """
+        for _ in range(0 if store.in_transaction() else TRIES):
+            found = look()
+            if found is None:
+                continue
+            write, first = found
+            if first is None:
+                return (None, None), None
+            key, place, stored_key, packed = first
+            try:
+                item = self._loader.live((stored_key, place, store), packed)
+            except (DecodeError, DirectoryError, FileNotFoundError):
+                return None  # only under the lock is it known to be damaged, or lost and not taken; and it is said once
+            if item is None:
+                return None
+            if not remove or store.remove_at(place & HOME, stored_key, write):
+                return (key, item[0]), item[1]
+        return None
+
+    def _item_alone(self, store: Store, prefix: str | None, last: bool) -> Found | None:
         rows = self._rows
         key_start = rows.stored_key(keys.queue_key(prefix, 0))[:-8]
         found = store.queue_end_alone(rows.queue_column(prefix), key_start, last)
-        if found is None:
-            return None
-        write, first = found
-        if first is None:
-            return (None, None), None
-        stored_key, number, place, packed = first
+        if found is None or found[1] is None:
+            return found and (found[0], None)
+        write, (stored_key, number, place, packed) = found[0], found[1]
         key = keys.queue_key(prefix, number)
-        if rows.stored_key(key) != stored_key:
-            return None
-        try:
-            item = self._loader.live((stored_key, place, store), packed)
-        except (DecodeError, DirectoryError, FileNotFoundError):
-            return None  # only under the lock is it known to be damaged, or lost and not taken; so that is said once
-        if item is None:
-            return None
-        if remove and not store.remove_at(place & HOME, stored_key, write):
-            return None
-        return (key, item[0]), item[1]
+        return (write, (key, place, stored_key, packed)) if rows.stored_key(key) == stored_key else None
 
     def _queue_items(
         self, store: Store, prefix: str | None, last: bool, remove: bool
@@ -238,6 +246,11 @@ class Queues(Parts):
         """Do what `peekitem` does, and with `remove` take the entry away in the same step."""
         stores = self._shards.stores
         for store in reversed(stores) if last else stores:
+            alone = self._alone(store, partial(self._end_alone, store, last), remove)
+            if alone is not None:
+                if alone[1] is None:
+                    continue
+                return with_metadata(*alone, *asked)
             for attempt in store.attempts(removes=True):
                 with attempt, store.transaction(self._wait(retry)):
                     for key, place, (value, record) in self._end_items(store, last):
@@ -247,6 +260,18 @@ class Queues(Parts):
                                 store.remove_places([place])
                             return found
         raise KeyError("cache is empty")
+
+    def _end_alone(self, store: Store, last: bool) -> Found | None:
+        found = store.end_alone(last)
+        if found is None or found[1] is None:
+            return found and (found[0], None)
+        write, (place, stored_key, original, packed) = found[0], found[1]
+        try:
+            self._rows.check_place(place, stored_key)
+            key = store.disk.user_key(stored_key, original)
+        except DecodeError:
+            return None
+        return None if is_flight(key) else (write, (key, place, stored_key, packed))
 
     def _end_items(self, store: Store, last: bool) -> Iterator[tuple[Any, int, tuple[Any, Record]]]:
         """Yield key, place, value and record from one end, without damaged ones; remove expired entries on the way."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,10 @@ from ..coherence.generations import UNCOUNTED, Header, Words
 from ..disk import file_io
 from ..disk.contract import Disk
 from ..encoding import file_names
-from ..errors import DirectoryError, DiskFull, StorageError, Timeout, TransactionError
+from ..errors import CacheError, DirectoryError, DiskFull, StorageError, Timeout, TransactionError
 from ..system.blocking import may_block
 from ..system.forks import token_word
+from ..system.signals import suppress
 from .opening import opener
 from .opening.identity import Config
 from .shard.invalidation import Invalidation
@@ -28,6 +29,7 @@ from .shard.reader import Reader
 from .shard.row import REMOVE, Change, Decide, Remove, Row, Touch
 from .shard.transactions import Transactions
 from .shard_settings import ShardSettings
+from .sqlite import schema
 from .sqlite import statements as sql
 from .sqlite.connection import PAGE_SIZE
 from .upkeep.bulk_removal import BulkRemoval
@@ -76,7 +78,12 @@ class Store:
         bulk = BulkRemoval(self.maintenance)
         # Bind the methods of the parts directly, to save a call.
         self.read, self.read_many, self.read_versioned = reader.read, reader.read_many, reader.read_versioned
-        self.select, self.scan, self.refers_to, self.end = reader.select, reader.scan, reader.refers_to, reader.end
+        self.select, self.refers_to, self.end, self.end_alone = (
+            reader.select,
+            reader.refers_to,
+            reader.end,
+            reader.end_alone,
+        )
         self.places, self.rows_at, self.tagged = reader.places, reader.rows_at, reader.tagged
         self.tagged_places, self.count_tagged = reader.tagged_places, reader.count_tagged
         self.queue_end, self.queue_page = reader.queue_end, reader.queue_page
@@ -213,6 +220,16 @@ class Store:
 
     def _flush_for_reading(self) -> None:
         self.flush(max(self.shard.config.timeout, READ_TIMEOUT))
+
+    def scan(self, reverse: bool = False) -> Iterator[tuple[int, bytes, bytes | None]]:
+        """Do what `Reader.scan` does; where there are many entries, first make the index that it needs for pages."""
+        self.shard.ready()
+        if self.shard.header[_COUNT] > sql.MANY and not self.connection.has_index(schema.CREATE_SEQ_INDEX):
+            may_block()
+            # Neither a full disk nor a writer is a reason not to read.
+            with suppress(CacheError), self.transaction(0):
+                self.connection.ensure_index(schema.CREATE_SEQ_INDEX)
+        return self.reader.scan(reverse)
 
     def volume(self) -> int:
         """Return the bytes of what is stored, what waits in the write buffer among them, since it is flushed before."""

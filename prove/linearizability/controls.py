@@ -106,6 +106,20 @@ def number_alike(cache: Cache) -> None:
         writer._append_alone = careless  # type: ignore[assignment]
 
 
+def keep_blindly(cache: Cache) -> None:
+    """Store a computed value though its key may have been written since the look that did not find one."""
+    for store in cache._shards.stores:
+        writer = store.writer
+
+        def careless(home: int, stored_key: bytes, decide: Any, missing: int, writer: Any = writer) -> int:
+            if not missing:
+                return int(type(writer)._update_alone(writer, home, stored_key, decide, missing))
+            time.sleep(PAUSE)
+            return int(writer._append_alone(home, stored_key, decide(None)))
+
+        writer._update_alone = careless  # type: ignore[method-assign]
+
+
 def _copied(self: Ring, home: int, stored_key: bytes) -> Written | None:
     """Find a record as `Ring.find` does, but copy it slowly, and believe what was overwritten meanwhile."""
     offset = table_of(self)[home % prime_below(self.slots)]

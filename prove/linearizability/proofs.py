@@ -394,6 +394,7 @@ _TORN: Weights = {**WHOLE, "undone": 0}  # without what shows a torn transaction
 _FOUND = "records in the write buffer are found"
 _FLUSHED: Weights = {"get": 30, "set": 20, "evict": 20, "set_many": 20}  # often nothing waits before a commit
 _CARRIES = controls.ask_nobody, {"get": 60, "set": 30, "set_many": 20}
+_COMPUTED: Weights = {"look": 10, "compute": 30, "delete": 20, "set": 30}
 _QUEUES: Weights = {"push": 30, "pull": 30, "set": 10}
 for _name, _promise, _what, _spoil, _weights in (
     ("kept-walks", 1, f"{_FOUND} after a commit of another kind", controls.keep_walks, _FLUSHED),
@@ -401,6 +402,7 @@ for _name, _promise, _what, _spoil, _weights in (
     ("kept-carried", 1, f"{_FOUND} after a commit that carries them", controls.keep_carried, WHOLE),
     ("unasked-carry", 2, f"{_FOUND} while a commit carries them, and nobody asks which is newer", *_CARRIES),
     ("numbers-alike", 2, "a push or pull ignores what was written since it looked", controls.number_alike, _QUEUES),
+    ("blind-compute", 2, "a computed value is stored whatever was written meanwhile", controls.keep_blindly, _COMPUTED),
     ("late-generation", 1, "generations change only after the commit", controls.bump_late, EVERYDAY),
     ("unchecked-hit", 1, "hits do not check their generation", controls.trust_hits, EVERYDAY),
     ("two-step-incr", 2, "incr reads and writes in two steps", controls.count_in_two_steps, EVERYDAY),
@@ -424,6 +426,9 @@ _control(
 )
 _TORN_DEQUE = _STRUCTURE(structures.DEQUE, spoil=controls.tear_transactions, least=30)
 _control("torn-deque", 2, "transactions of a Deque commit each write separately", _TORN_DEQUE)
+_ENDS: Weights = {"index.popitem": 30, "index.put": 30, "index.drop": 10}
+_TAKEN = _STRUCTURE(_ENDS, spoil=controls.number_alike, least=30)
+_control("ends-alike", 2, "the popitem of an Index ignores what was written since it looked", _TAKEN)
 _WRITES: Weights = {"get": 10, "set": 20, "incr": 10, "delete": 5, "push": 5, "pull": 5}
 _LEFT = _ASYNC(_WRITES, spoil=controls.leave_cancelled_calls, least=30)
 _control("async-left", 2, "a cancelled call returns while its thread still writes", _LEFT)

@@ -374,7 +374,7 @@ def test_rows_out_of_order_are_damage(tmp_path: Path, tree: str, step: Callable[
         put_out_of_order(directory, tree)
         with closing(make(directory)) as cache:
             if make is Strict:
-                with pytest.raises(CorruptDatabase, match="order of their places"):
+                with pytest.raises(CorruptDatabase, match="not in their order"):
                     step(cache)
                 continue
             with said_once(directory):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, CorruptDatabaseWarning, Deque
+from diskcache_like import Cache, CorruptDatabaseWarning, Deque, Index
 from diskcache_like.coherence.generations import Header
 from diskcache_like.encoding.keys import queue_key
+from diskcache_like.errors import DiskFull
 from diskcache_like.storage.opening import opener
 from diskcache_like.storage.shard.writer_connection import WriterConnection
+from diskcache_like.storage.sqlite import schema
 
 from ..support.cache_kinds import NEEDS_CIPHER, SECRET
 from ..support.tampering import plant
@@ -225,3 +228,91 @@ def test_the_number_of_entries_is_right_while_some_of_them_wait(tmp_path: Path) 
             asked += ring_of(cache).waiting() > 0
         assert asked > 300, "to count them does not flush them each time"
         assert (len(list(cache)), cache.check()) == (len(expected), [])
+
+
+def test_the_order_is_right_while_some_entries_wait(tmp_path: Path) -> None:
+    draw, expected, asked = random.Random(5), OrderedDict[str, int](), 0
+    with Cache(tmp_path) as cache, Cache(tmp_path) as other:
+        indexes = Index.fromcache(cache), Index.fromcache(other)
+        for index in indexes:
+            index["0"] = expected["0"] = 0
+            assert index.peekitem() == ("0", 0)  # makes the index that the order is read by
+        for number in range(1500):
+            index, key = draw.choice(indexes), str(draw.randrange(30))
+            match draw.choice(("set", "set", "set", "delete", "pop", "flush" if number % 7 == 0 else "set")):
+                case "set":
+                    index[key] = expected[key] = number
+                case "delete":
+                    assert index.pop(key, None) == expected.pop(key, None)
+                case "pop" if expected:
+                    last = draw.random() < 0.5
+                    assert index.popitem(last) == expected.popitem(last)
+                case "flush":
+                    cache.flush()
+            asked += ring_of(cache).waiting() > 0
+            index = draw.choice(indexes)
+            if draw.random() < 0.5:
+                assert [*reversed(index)] == [*reversed(expected)]
+            else:
+                assert [*iter(index)] == [*expected]
+            if expected:
+                last = draw.random() < 0.5
+                key = next(reversed(expected) if last else iter(expected))
+                assert index.peekitem(last) == (key, expected[key])
+        assert asked > 1000, "to read the order does not flush each time"
+        assert cache.check() == []
+
+
+@pytest.mark.parametrize("order", [iter, reversed])
+@pytest.mark.parametrize("more", [0, 300])
+def test_what_waits_comes_once_though_it_is_flushed_meanwhile(
+    tmp_path: Path, order: Callable[[Cache], Any], more: int
+) -> None:
+    with Cache(tmp_path) as cache, Cache(tmp_path) as other:
+        cache.set_many(dict.fromkeys(range(more), 1))
+        assert [*cache] == [*range(more)]  # makes the index, where there are many
+        for key in ("new", "again", "gone", "kept"):
+            cache[key] = 1
+        cache.flush()
+        del cache["gone"], cache["again"]
+        cache["again"] = cache["kept"] = cache["newest"] = 2
+        expected = [*order([*range(more), "new", "kept", "again", "newest"])]  # type: ignore[arg-type]
+        for stop in 1, 2, 3:
+            found = order(cache)
+            seen = [next(found) for _ in range(stop)]
+            if stop == 2:
+                assert ring_of(cache).waiting() > 0
+                other.flush()
+            cache["later"] = 1
+            assert [*seen, *found] == expected
+            del cache["later"]
+
+
+def test_an_end_is_taken_by_one_append(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        index = Index.fromcache(cache)
+        index.update((number, number) for number in range(5))
+        assert index.peekitem() == (4, 4)
+        index["new"] = 5
+        index[2] = "changed"
+        for last, item in (True, ("new", 5)), (True, (4, 4)), (False, (0, 0)), (False, (1, 1)), (False, (2, "changed")):
+            assert index.popitem(last) == item
+            assert ring_of(cache).waiting() > 0, "nothing was flushed"
+        assert [*index.items()] == [(3, 3)]
+
+
+def test_an_order_is_read_though_no_index_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cache(tmp_path) as cache:
+        cache.set_many(dict.fromkeys(range(500), 1))
+        with monkeypatch.context() as patch:
+            patch.setattr(WriterConnection, "ensure_index", _raise_disk_full)
+            assert [*cache] == [*range(500)]
+            assert [*reversed(cache)] == [*reversed(range(500))]
+        assert not cache._shards.stores[0].connection.has_index(schema.CREATE_SEQ_INDEX)
+        assert [*cache] == [*range(500)]
+        assert cache._shards.stores[0].connection.has_index(schema.CREATE_SEQ_INDEX)
+        assert cache.check() == []
+
+
+def _raise_disk_full(*_: object) -> None:
+    raise DiskFull("no room", "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
@@ -25,7 +24,7 @@ from ..sqlite.reader_pool import ReaderPool
 from .open_shard import OpenShard
 
 PAGE_OF_ENTRIES = 512
-WALKED = 1 << 11  # bytes that wait, and that somebody goes through instead of flushing them
+WALKED = 1 << 13  # bytes that wait, and that somebody goes through instead of flushing them
 QUEUE_BOUND = 1 << 62  # of the numbers of a queue; what is beyond, or no number, was planted and is passed over
 _EPOCH, _TICK, _BUFFER = Header.EPOCH, Header.TICK, Header.BUFFER  # for the hot path
 # Statements that need no flush: about single keys, which are looked for in the write buffer before; about settings,
@@ -140,23 +139,27 @@ class Reader:
     def pages(self, statement: str, size: int) -> Iterator[list[Any]]:
         """Yield pages of `size` rows in order of their places; no read transaction stays open between them."""
         position = -inf
-        while rows := self._select_placed(statement, (position, size), position):
+        while rows := self._select_placed(statement, (position, size), _beyond(position)):
             position = rows[-1][0]
             yield rows
 
     def _select_placed(
-        self, statement: str, parameters: Sequence[object], after: float | None = None, flushes: bool = True
+        self,
+        statement: str,
+        parameters: Sequence[object],
+        is_ahead: Callable[[Sequence[Any]], bool] | None = None,
+        flushes: bool = True,
     ) -> list[Any]:
         """Do `select` for rows that begin with their place; quarantine the database if one has none.
 
-        `after`: also if the last place is not behind this one, since rows out of order would be read for ever.
+        `is_ahead`: also if the last row is not ahead of the page before, since such pages would be read for ever.
         """
 
         def read() -> list[Any]:
             rows, path = self._select(statement, parameters, flushes), self._shard.path
-            places = places_of(rows, path)
-            if after is not None and places and places[-1] <= after:
-                raise corrupt(f"{path!r}: rows are not in the order of their places", path)
+            places_of(rows, path)
+            if is_ahead is not None and rows and not is_ahead(rows[-1]):
+                raise corrupt(f"{path!r}: rows are not in their order", path)
             return rows
 
         return self._retrying(read)
@@ -223,24 +226,37 @@ class Reader:
         return txn is not None and (txn.entered or txn.carried is not None or ring is None or not ring.waiting())
 
     def scan(self, reverse: bool = False) -> Iterator[tuple[int, bytes, bytes | None]]:
-        """Return an iterator of (h, stored key, original key) in order of insertion, but not of what is inserted later.
+        """Return an iterator of (place, stored key, original key) in order of insertion.
 
-        The places (8 bytes each) are read at once, the rows page by page, so that no read transaction stays open
-        between steps. What is removed meanwhile is left out.
+        What is inserted later is left out, and what is removed meanwhile as well, from the next page on. If more than a
+        little waits in the write buffer, it is flushed first. No read transaction stays open between pages. Where the
+        index on that order is not known to exist, all is one page.
         """
-        last = min(self._shard.present_header()[_TICK], NEVER)  # more is damage, and too much for SQLite to compare
-        return self._rows(sql.IN_REVERSE if reverse else sql.IN_ORDER, last)
+        header = self._shard.present_header()
+        net = self._waiting_or_flushed()
+        return self._in_order(reverse, min(header[_TICK], NEVER), net)  # more is damage, and SQLite compares no more
 
-    def _rows(self, order: str, last: int) -> Iterator[tuple[int, bytes, bytes | None]]:
-        places = array("q", map(itemgetter(0), self._select_placed(order, (last,))))
-        for page in sql.batches(places):
-            rows = {
-                place: (stored_key, original_key)
-                for place, stored_key, original_key in self.select(sql.SELECT_KEYS, page)
-            }
-            for place in dict.fromkeys(page):
-                if place in rows:
-                    yield place, *rows[place]
+    def _in_order(self, reverse: bool, last: int, net: dict[bytes, Any]) -> Iterator[tuple[int, bytes, bytes | None]]:
+        waiting = self._inserted(net)
+        if reverse:
+            yield from (row[:3] for _, row in sorted(waiting.values(), reverse=True))
+        statement = sql.IN_REVERSE if reverse else sql.IN_ORDER
+        reached = (last, inf) if reverse else (-inf, 0)
+        size = sql.MANY if self._connection.has_index(schema.CREATE_SEQ_INDEX) else -1
+        while rows := self._select_placed(
+            statement, (last, *reached, size), _beyond(*reached, reverse=reverse), flushes=False
+        ):
+            for place, number, key, original in rows:
+                if key in net and not _is_row_of(net[key], number):
+                    continue  # it is removed by now
+                # One that waited and was flushed meanwhile comes from here, unless it had its turn before.
+                if key not in waiting or (waiting.pop(key) and not reverse):
+                    yield place, key, original
+            if size < 0:
+                break
+            reached, net = (rows[-1][1], rows[-1][0]), self._waiting_or_flushed()
+        if not reverse:
+            yield from (row[:3] for _, row in sorted(waiting.values()))
 
     def end(self, last: bool, skip: int = 0) -> tuple[int, bytes, bytes | None, bytes] | None:
         """Return (place, stored key, original key, record) of the entry inserted last, or first, behind `skip` others.
@@ -248,8 +264,32 @@ class Reader:
         The caller has a transaction open, in which the index on insertion order is made the first time.
         """
         self._connection.ensure_index(schema.CREATE_SEQ_INDEX)
-        rows = self.select(sql.LAST if last else sql.FIRST, (skip,))
+        rows = self.select(sql.LAST if last else sql.FIRST, (1, skip))
         return rows[0] if rows else None
+
+    def end_alone(self, last: bool) -> tuple[int, tuple[int, bytes, bytes | None, bytes] | None] | None:
+        """Return what `end` does, without the lock and a flush, as `queue_end_alone` does."""
+        seen = self._waiting_little() if self._connection.has_index(schema.CREATE_SEQ_INDEX) else None
+        if seen is None:
+            return None
+        tick, net = seen
+        waiting = self._inserted(net).values()
+        rows = self._select_placed(sql.LAST if last else sql.FIRST, (1 + len(net), 0), flushes=False)
+        found = next((row for row in rows if row[1] not in net or _is_row_of(net[row[1]])), None)
+        if found is not None and found[1] in net:
+            found = (*found[:2], *_original_and_record(net[found[1]][3]))
+        if waiting and (last or found is None):
+            found = (max if last else min)(waiting)[1]
+        return (tick + 1, found) if self._shard.header[_TICK] == tick else None
+
+    def _inserted(self, net: dict[bytes, Any]) -> dict[bytes, Any]:
+        """Return the entries that wait and are not in the database, which they are all behind, with their numbers."""
+        there = self._present(net)
+        return {
+            key: (number, (home, key, *_original_and_record(what)))
+            for key, (number, _, home, what, is_removed) in net.items()
+            if what is not None and (is_removed or key not in there)
+        }
 
     def places(self, after: int | None = None) -> Iterator[int]:
         """Yield all places in order, behind `after`, page by page."""
@@ -261,7 +301,7 @@ class Reader:
 
     def _placed(self, statement: str, parameters: tuple[object, ...], after: int | None) -> Iterator[int]:
         position = -inf if after is None else after
-        while rows := self._select_placed(statement, (*parameters, position, PAGE_OF_ENTRIES), position):
+        while rows := self._select_placed(statement, (*parameters, position, PAGE_OF_ENTRIES), _beyond(position)):
             position = rows[-1][0]
             yield from (place for (place,) in rows)
 
@@ -310,8 +350,7 @@ class Reader:
                 if what is None:
                     removed += 1  # and the database may still have it
                 else:
-                    packed = what if isinstance(what, bytes) else Written._make(what).packed
-                    found.append((key, keys.queue_number(key), home, packed or b""))
+                    found.append((key, keys.queue_number(key), home, _original_and_record(what)[1]))
         page = (queue, -QUEUE_BOUND, QUEUE_BOUND, 1 + removed, 0)
         rows = self._select_placed(sql.QUEUE_BACKWARD if last else sql.QUEUE_FORWARD, page, flushes=False)
         found += [(key, number, place, packed) for place, key, number, packed in rows if key not in net]
@@ -327,11 +366,23 @@ class Reader:
         number, (tick, net) = header[Header.COUNT], seen  # the count after the tick, which changes before it
         if number == UNCOUNTED or header[Header.DISPLACED]:
             return None
-        places = [home for _, _, home, _, _ in net.values()]
-        rows = [row for page in sql.batches(places) for row in self._select(sql.SELECT_KEYS, page, flushes=False)]
-        there = {key for _, key, _ in rows}
+        there = self._present(net)
         number += sum((what is not None) - (key in there) for key, (_, _, _, what, _) in net.items())
         return number if header[_TICK] == tick else None
+
+    def _present(self, net: dict[bytes, Any]) -> set[bytes]:
+        """Return those of the keys that wait which the database has."""
+        places = [home for _, _, home, _, _ in net.values()]
+        pages = sql.batches(places)
+        return {key for page in pages for _, key, _ in self._select(sql.SELECT_KEYS, page, flushes=False)}
+
+    def _waiting_or_flushed(self) -> dict[bytes, Any]:
+        """Return what waits, if that is little; else flush it, and return nothing."""
+        seen = self._waiting_little()
+        if seen is None:
+            self.flush()
+            return {}
+        return seen[1]
 
     def _waiting_little(self) -> tuple[int, dict[bytes, Any]] | None:
         """Return the number of the last write, and what waits, if that is little and no write is under way.
@@ -391,6 +442,28 @@ class Reader:
 def _first(row: Sequence[Any] | None = None) -> bytes | None:
     """Return the record that is all of a row; None for no row."""
     return None if row is None else row[0]  # whoever unpacks it refuses what is no BLOB
+
+
+def _beyond(*position: float, reverse: bool = False) -> Callable[[Sequence[Any]], bool]:
+    """Return what tells whether a row is beyond a position by its first columns, the most important of them last."""
+    count = len(position)
+    if reverse:
+        return lambda row: tuple(row[count - 1 :: -1]) < position
+    return lambda row: tuple(row[count - 1 :: -1]) > position
+
+
+def _original_and_record(what: Any) -> tuple[bytes | None, bytes]:
+    """Return the original key and the record of a write that waits."""
+    if isinstance(what, bytes):
+        return None, what
+    written = Written._make(what)
+    return written.original_key, written.packed or b""
+
+
+def _is_row_of(net: Any, number: int = 0) -> bool:
+    """Tell whether an entry that waits has a row that was inserted by this write: it is in its place in the order."""
+    first, _, _, what, is_removed = net
+    return what is not None and (not is_removed or number == first)
 
 
 def own_or_other(rows: Sequence[Sequence[Any]], stored_key: bytes) -> tuple[bytes | None, bool]:

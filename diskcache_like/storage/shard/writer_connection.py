@@ -134,9 +134,13 @@ class WriterConnection:
         except FAILURES as error:
             self.fail(error)
 
+    def has_index(self, create: str) -> bool:
+        """Tell whether the optional index that this statement makes is known to exist."""
+        return create in self._indexes
+
     def ensure_index(self, create: str) -> None:
         """Make an optional index with this statement, unless it is known to exist."""
-        if create not in self._indexes:
+        if not self.has_index(create):
             self.walk(create)
             self._indexes.add(create)
 

@@ -52,6 +52,7 @@ SPARE = 1 << 20  # bytes; where so much is left, a page that found no place was 
 STEPS = 1 << 14
 SCHEMA_LOOKS = 4  # for thousands of tables, where a cache has four
 FOREIGN_LOOKS = 16
+SHORT_LOOKS = 32  # a tenth of a second or so
 
 # Extended codes, which not every interpreter names: SQLITE_IOERR and a number of its own above the low byte.
 _IOERR_SHORT_READ, _IOERR_SHMOPEN, _IOERR_SHMSIZE = (10 | number << 8 for number in (2, 18, 19))
@@ -151,7 +152,17 @@ def _counting(looks: int) -> Callable[[], int]:
 
 def walked(connection: sqlite3.Connection, path: str, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
     """Run a statement that reads all of a table or an index; interrupt it if damage makes that endless."""
-    limit = _counting(SCHEMA_LOOKS + _most_pages(connection, path))
+    if statement.startswith("SELECT"):  # most are short, and so their end comes before the sizes of files are read
+        try:
+            return _bounded(connection, SHORT_LOOKS, statement, parameters)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_INTERRUPT:
+                raise
+    return _bounded(connection, SCHEMA_LOOKS + _most_pages(connection, path), statement, parameters)
+
+
+def _bounded(connection: sqlite3.Connection, looks: int, statement: str, parameters: Sequence[object]) -> list[Any]:
+    limit = _counting(looks)
     on_progress = connection.set_progress_handler  # no call in Python, in which a handler may raise, between these two
     try:
         on_progress(limit, STEPS)

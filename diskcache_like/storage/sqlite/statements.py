@@ -83,16 +83,18 @@ SELECT_FILES = f"SELECT file FROM entry WHERE file IS NOT NULL AND h IN ({', '.j
 SELECT_KEYS = f"SELECT h, k, spelling FROM entry WHERE h IN ({', '.join('?' * MANY)})"  # noqa: S608 - made of constants
 PAGE_ROWS = """SELECT h, k, seq, expire, fresh, tags, size, file, spelling, queue, num, v FROM entry
     WHERE h > ? ORDER BY h LIMIT ?"""
-FIRST = _walk("SELECT h, k, spelling, v FROM entry ORDER BY seq LIMIT 1 OFFSET ?")
-LAST = _walk("SELECT h, k, spelling, v FROM entry ORDER BY seq DESC LIMIT 1 OFFSET ?")
+FIRST = _walk("SELECT h, k, spelling, v FROM entry ORDER BY seq LIMIT ? OFFSET ?")
+LAST = _walk("SELECT h, k, spelling, v FROM entry ORDER BY seq DESC LIMIT ? OFFSET ?")
 LAST_WRITE = _walk("""SELECT coalesce(max(max(version, seq)), 0) FROM entry
     WHERE typeof(version) = 'integer' AND typeof(seq) = 'integer' AND max(version, seq) <= ?""")
 LAST_INSERTED = "SELECT last_insert_rowid()"
 QUEUE_FORWARD = _walk("""SELECT h, k, num, v FROM entry
     WHERE queue = ? AND num BETWEEN ? AND ? AND typeof(num) = 'integer' ORDER BY num LIMIT ? OFFSET ?""")
 QUEUE_BACKWARD = _walk(QUEUE_FORWARD.replace("ORDER BY num", "ORDER BY num DESC"))
-IN_ORDER = _walk("SELECT h FROM entry WHERE seq <= ? ORDER BY seq, h")
-IN_REVERSE = _walk("SELECT h FROM entry WHERE seq <= ? ORDER BY seq DESC, h DESC")
+IN_ORDER = _walk("""SELECT h, seq, k, spelling FROM entry
+    WHERE seq <= ? AND (seq, h) > (?, ?) ORDER BY seq, h LIMIT ?""")
+IN_REVERSE = _walk("""SELECT h, seq, k, spelling FROM entry
+    WHERE seq <= ? AND (seq, h) < (?, ?) ORDER BY seq DESC, h DESC LIMIT ?""")
 # -- by tag ------------------------------------------------------------------------------------------------------
 PAGE_PLACES = "SELECT h FROM entry WHERE h > ? ORDER BY h LIMIT ?"
 # Pages of the places with a tag and all of those in a list, behind a place. A damaged one may be no number.
