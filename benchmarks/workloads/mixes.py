@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import count, islice
+from statistics import median
 from typing import Any
 
 from benchmarks.peers.spec import MissingFeature, Subject, feature
+from benchmarks.report.text import Table, duration
 from benchmarks.workloads.calls import MADE, Steps, Workload
 from benchmarks.workloads.contests import candidates_of, contest, faster, scenario_of
 from benchmarks.workloads.section import Findings, Run
@@ -142,9 +144,23 @@ ROUNDS: dict[str, tuple[str, ...]] = {
 def mixes(run: Run) -> Findings:
     """Compare rounds of mixed calls, by the time that they take as a whole."""
     findings, pair = Findings(), candidates_of(run.pair)
+    names = run.peer.label, run.ours.label
+    heads = "a round", *names, "times as fast", *(f"{name}, slowest call" for name in names)
+    table = Table("Rounds of mixed calls", heads)
     for name, calls in ROUNDS.items():
         told = " + ".join(f"{calls.count(kind)} {kind}" for kind in dict.fromkeys(calls))
         operations = run.options.operations // (THREADS * BURST if "burst" in calls else 1)
-        record = contest(run, findings, scenario_of(f"Rounds of {told}", Rounds(calls), pair), pair, operations)
-        findings.measured[f"mix_{name}"] = faster(record)
+        found = Findings()
+        record = contest(run, found, scenario_of(f"Rounds of {told}", Rounds(calls), pair), pair, operations)
+        ratios = findings.measured[f"mix_{name}"] = faster(record)
+        findings.details |= found.details
+        findings.problems += found.problems
+        findings.skipped += found.skipped
+        trials = [record.of(scenario, None).get(role, []) for scenario in record.scenarios for role in ("peer", "ours")]
+        times = [median(one.seconds / one.operations for one in some) * len(calls) * 1e9 for some in trials if some]
+        most = [median(max(call.max for call in one.calls.values()) for one in some) for some in trials if some]
+        if len(times) == len(trials):
+            table.rows.append((told, *map(duration, times), f"{median(ratios):.1f}", *map(duration, most)))
+    table.notes.append("Medians of interleaved repetitions.")
+    findings.tables = [table]
     return findings

@@ -45,6 +45,8 @@ class Reader:
     def __init__(self, shard: OpenShard) -> None:
         self._shard = shard
         self._connection = shard.connection
+        # Whether the database has a key, of those that were asked for since it was in a state.
+        self._known: tuple[tuple[int, ...], dict[bytes, bool]] = (), {}
 
     def read(self, home: int, stored_key: bytes) -> bytes | None:
         """Return the record of a key, or one that lies at `home`; the caller calls `find` if that is another key's."""
@@ -372,9 +374,20 @@ class Reader:
 
     def _present(self, net: dict[bytes, Any]) -> set[bytes]:
         """Return those of the keys that wait which the database has."""
-        places = [home for _, _, home, _, _ in net.values()]
-        pages = sql.batches(places)
-        return {key for page in pages for _, key, _ in self._select(sql.SELECT_KEYS, page, flushes=False)}
+        shard = self._shard
+        # As long as something waits, whatever changes the database first moves FLUSHED, which never comes back.
+        state = shard.epoch, shard.buffer, shard.ring.words[Word.FLUSHED] if net and shard.ring else 0
+        if self._known[0] != state:
+            self._known = state, {}
+        known = self._known[1]
+        asked = {key: home for key, (_, _, home, _, _) in net.items() if key not in known}
+        found = {
+            key
+            for page in sql.batches([*asked.values()])
+            for _, key, _ in self._select(sql.SELECT_KEYS, page, flushes=False)
+        }
+        known.update((key, key in found) for key in asked)
+        return {key for key in net if known[key]}
 
     def _waiting_or_flushed(self) -> dict[bytes, Any]:
         """Return what waits, if that is little; else flush it, and return nothing."""
