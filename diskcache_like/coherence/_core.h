@@ -163,7 +163,8 @@ typedef struct {
     dl_lock *lock;
 } dl_shard;
 
-uint64_t dl_append(const dl_shard *shard, uint64_t me, dl_header *header, const char *body, uint64_t expected);
+enum dl_locked dl_append(const dl_shard *shard, uint64_t me, dl_header *header, const char *body, uint64_t expected,
+                         uint64_t patience, uint64_t *stamp);
 
 /* Called after each change of memory that others map, so that tests can stop a writer between any two; else NULL. */
 extern void (*dl_on_step)(const char *changed);

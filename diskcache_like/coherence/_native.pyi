@@ -184,7 +184,8 @@ class Shard:
     ) -> int:
         """Append a record under the write lock; return the slot's new generation, or 0, with nothing done.
 
-        `expected`: the generation that the slot must have, or, if it is odd, that it gets during the write; 0 for any.
+        If the lock is taken, it waits for 200 µs at most, without the GIL. `expected`: the generation that the slot
+        must have, or, if it is odd, that it gets during the write; 0 for any.
         """
 
 def watch_steps(watcher: Callable[[str], object] | None, /) -> None:

@@ -345,15 +345,27 @@ static uint64_t append_locked(const dl_shard *shard, dl_header *header, const ch
     return 2 * tick + 2;
 }
 
-/* Take the write lock if it is free, append a record, and release the lock; return the slot's new generation, or 0, with
-   nothing changed, wherever anything else is due. `expected`: the slot's generation if it has to be that one, else 0;
-   an odd one is that during this write, and so tells its tick. A record without a version gets that of this write. */
-uint64_t dl_append(const dl_shard *shard, uint64_t me, dl_header *header, const char *body, uint64_t expected)
+/* Take the write lock, append a record, and release the lock. `patience`: microseconds to wait for a lock that is not
+   free. Sets `stamp` to the slot's new generation, or to 0, with nothing changed, wherever anything else is due.
+   `expected`: the slot's generation if it has to be that one, else 0; an odd one is that during this write, and so tells
+   its tick. A record without a version gets that of this write. */
+enum dl_locked dl_append(const dl_shard *shard, uint64_t me, dl_header *header, const char *body, uint64_t expected,
+                         uint64_t patience, uint64_t *stamp)
 {
-    uint64_t stamp;
-    if (dl_body_size(header) > shard->longest || dl_is_claimed(shard->header) || dl_try_lock(shard->lock, me) != DL_TAKEN)
-        return 0;
-    stamp = append_locked(shard, header, body, expected);
-    dl_unlock(shard->lock);
-    return stamp;
+    enum dl_locked outcome = DL_BUSY;
+    *stamp = 0;
+    if (dl_body_size(header) > shard->longest)
+        return DL_FAILED;
+    if (patience) {
+        dl_wait wait = {.words = shard->header, .started = dl_now()};
+        wait.deadline = wait.started + patience;
+        outcome = dl_wait_for_lock(shard->lock, me, &wait);
+    } else if (!dl_is_claimed(shard->header)) {
+        outcome = dl_try_lock(shard->lock, me);
+    }
+    if (outcome == DL_TAKEN) {
+        *stamp = append_locked(shard, header, body, expected);
+        dl_unlock(shard->lock);
+    }
+    return outcome;
 }

@@ -27,28 +27,16 @@ _DISPLACED, _NEXT_EXPIRE = Header.DISPLACED, Header.NEXT_EXPIRE  # for the hot p
 _blob = bytearray
 _ALONE = [0, None, None, None, None]  # of a row without file, original key and queue
 
-# A row without a file, in the order of `sql.UPSERT_SMALL`: version, record, hash, stored key, first tick, expiry,
-# freshness, tags, original key, queue, number there.
-Small = tuple[
-    int,
-    bytearray,
-    int,
-    bytearray,
-    int,
-    float | None,
-    float | None,
-    str | None,
-    bytes | None,
-    bytes | None,
-    int | None,
-]
-_NO_COLUMNS = (None,) * 6  # of a row that has nothing but a record
+# A row without a file, in the order of `sql.UPSERT_SMALL`: version, record, hash, stored key, first tick, which is all
+# for a record alone; then expiry, freshness, tags, original key, queue, number there.
+Small = tuple[Any, ...]
+_ALL, _NO_COLUMNS = 11, (None,) * 6
 
 
 def small(home: int, stored_key: bytes, row: Row | bytes, version: int, seq: int) -> Small:
     """Return a row without a file as `put_many` takes it."""
     if not isinstance(row, Row):
-        return version, _blob(row), home, _blob(stored_key), seq, None, None, None, None, None, None
+        return version, _blob(row), home, _blob(stored_key), seq
     packed, expire, fresh, tags, _, _, original_key, queue, num = row
     return version, _blob(packed), home, _blob(stored_key), seq, expire, fresh, tags, original_key, queue, num
 
@@ -159,10 +147,11 @@ class Rows:
         if not rows:
             return True
         present, execute_many = self.present, self._connection.execute_many
-        earliest = min((row[5] for row in rows if row[5] is not None), default=None)
+        full = [row for row in rows if len(row) == _ALL]
+        earliest = min((row[5] for row in full if row[5] is not None), default=None)
         if earliest is not None:
             self._expires_at(earliest)
-        if self._expects_present and all(row[5:] == _NO_COLUMNS for row in rows):
+        if self._expects_present and not full:
             self._expects_present = execute_many(sql.UPDATE_RECORD, [row[:4] for row in rows]).rowcount == len(rows)
             if self._expects_present:
                 return True
@@ -170,7 +159,9 @@ class Rows:
         places = list(dict.fromkeys(row[2] for row in rows))
         there = len(present(places))
         self._expects_present = there == len(places)
-        done = execute_many(sql.UPSERT_SMALL, rows).rowcount
+        done = 0 if full else execute_many(sql.UPSERT_RECORD, rows).rowcount
+        if done < len(rows):
+            done = execute_many(sql.UPSERT_SMALL, [(*row, *_NO_COLUMNS)[:_ALL] for row in rows]).rowcount
         if there < len(places):
             self._connection.inserted = None
         is_done = done == len(rows)

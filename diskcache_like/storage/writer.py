@@ -344,23 +344,27 @@ class Writer:
 
     def _put_many(self, _: bool, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> int:
         shard = self._shard
+        full = [row for _, _, row in rows if isinstance(row, Row)]
         special = (
             shard.policy.counts_uses
             or shard.header[Header.DISPLACED]
             or shard.disk.sealer is not None
-            or any(isinstance(row, Row) and row.file is not None for _, _, row in rows)
+            or any(row.file is not None for row in full)
         )
-        if special or not self._put_small(rows):
+        if special or not self._put_small(rows, full):
             for home, stored_key, row in rows:
                 self._put(False, (home, stored_key, row, False))
         return 1
 
-    def _put_small(self, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> bool:
-        """Store rows without files with one prepared statement; return False when a place belongs to another key."""
-        incoming = sum(len(row) if type(row) is bytes else self._announce(_columns_of(row)) for _, _, row in rows)
+    def _put_small(self, rows: Sequence[tuple[int, bytes, Row | bytes]], full: Sequence[Row]) -> bool:
+        """Store rows without files with one prepared statement; return False when a place belongs to another key.
+
+        `full`: those that are more than a record.
+        """
+        incoming = sum([len(row) for _, _, row in rows if type(row) is bytes]) + sum(map(self._announce, full))
         self._maintenance.before_write(incoming + len(rows) * PAGE_SIZE, incoming)
         shard = self._shard
-        for _, _, row in rows:
+        for row in full:
             self._go_beyond(row)
         with self._invalidation.commit_many([home for home, _, _ in rows], autocommit=False):
             first = shard.generations.next_tick()

@@ -186,7 +186,9 @@ class Reader:
 
     def read_many(self, keys: Sequence[tuple[int, bytes]]) -> dict[int, bytes]:
         """Return the records of keys, or at their hashes, that exist, `MANY` per statement."""
-        buffered = [(home, self.buffered(home, stored_key)) for home, stored_key in keys]
+        self._shard.reopen_if_replaced()
+        waits = self._connection.txn is None or not self._is_in_transaction()
+        buffered = [(home, self._waiting(home, stored_key) if waits else None) for home, stored_key in keys]
         found: dict[int, bytes] = {}
         for batch in sql.batches([home for home, written in buffered if written is None]):
             found.update(self.select(sql.SELECT_MANY, batch))

@@ -36,7 +36,8 @@ UPSERT_SMALL = """INSERT INTO entry (version, v, h, k, seq, expire, fresh, tags,
 # that an index or a trigger looks at is cheaper by a twentieth. Then its half for a place most likely taken.
 _PLAIN = "base = 0 AND expire IS NULL AND tags IS NULL AND size = 0 AND file IS NULL AND spelling IS NULL"
 UPSERT_RECORD = f"""INSERT INTO entry (version, v, h, k, seq) VALUES (?, ?, ?, ?, ?)
-    ON CONFLICT (h) DO UPDATE SET version = excluded.version, rank = NULL, v = excluded.v
+    ON CONFLICT (h) DO UPDATE SET version = excluded.version,
+    rank = iif(version = excluded.version, rank, NULL), v = excluded.v
     WHERE k = excluded.k AND {_PLAIN}"""  # noqa: S608 - made of constants
 UPDATE_RECORD = f"UPDATE entry SET version = ?, rank = NULL, v = ? WHERE h = ? AND k = ? AND {_PLAIN}"  # noqa: S608 - made of constants
 UPSERT = """INSERT INTO entry (h, k, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v, seq)
