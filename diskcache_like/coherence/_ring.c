@@ -352,15 +352,17 @@ static uint64_t append_locked(const dl_shard *shard, dl_header *header, const ch
 enum dl_locked dl_append(const dl_shard *shard, uint64_t me, dl_header *header, const char *body, uint64_t expected,
                          uint64_t patience, uint64_t *stamp)
 {
-    enum dl_locked outcome = DL_BUSY;
+    enum dl_locked outcome;
     *stamp = 0;
     if (dl_body_size(header) > shard->longest)
         return DL_FAILED;
+    if (dl_is_claimed(shard->header))
+        return DL_BUSY; /* somebody has waited long: who comes now has to wait longer than this does */
     if (patience) {
         dl_wait wait = {.words = shard->header, .started = dl_now()};
         wait.deadline = wait.started + patience;
         outcome = dl_wait_for_lock(shard->lock, me, &wait);
-    } else if (!dl_is_claimed(shard->header)) {
+    } else {
         outcome = dl_try_lock(shard->lock, me);
     }
     if (outcome == DL_TAKEN) {

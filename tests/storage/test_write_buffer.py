@@ -1812,7 +1812,7 @@ def test_what_is_overwritten_after_an_interrupted_flush_is_not_counted_again(
 
     def interrupted(self: WriterConnection, statement: str, rows: Any) -> Any:
         done = real(self, statement, rows)
-        if statement == statements.UPSERT_SMALL:
+        if statement == statements.UPSERT_RECORD:
             raise KeyboardInterrupt
         return done
 
