@@ -118,7 +118,11 @@ class RowCodec:
 
     def check_place(self, place: int, stored_key: bytes) -> None:
         """Raise DecodeError for a key that does not belong to its hash: one of the two was changed."""
-        if type(stored_key) is not bytes or keys.key_hash(stored_key, self.modulus) != place & ~3:
+        if type(stored_key) is bytes and len(stored_key) <= _SHORT:  # what `key_hash` does, without the call
+            home = (_number(stored_key, "big") % self.modulus) << 2
+        else:
+            home = keys.key_hash(stored_key, self.modulus) if type(stored_key) is bytes else -1
+        if home != place & ~3:
             raise DecodeError("the key does not belong to its place")
 
     # -- values become rows ---------------------------------------------------------------------------------------

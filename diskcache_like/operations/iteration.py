@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Unpack, overload
 
 from ..encoding import keys
-from ..encoding.made_keys import is_flight
+from ..encoding.made_keys import NamespacedKey, is_flight
 from ..entries.loading import ENOVAL
 from ..errors import DecodeError
 from ..settings.misuse import NoOthers, unexpected
@@ -51,7 +51,7 @@ class Iteration(Tagging):
                 except DecodeError as error:
                     self._rows.report_corrupt(error, stored_key)
                     continue
-                if not is_flight(key):
+                if type(key) is not NamespacedKey or not is_flight(key):
                     yield key
 
     def iterkeys(self, reverse: bool = False) -> Iterator[Any]:

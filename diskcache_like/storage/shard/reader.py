@@ -24,7 +24,7 @@ from ..sqlite.reader_pool import ReaderPool
 from .open_shard import OpenShard
 
 PAGE_OF_ENTRIES = 512
-WALKED = 1 << 13  # bytes that wait, and that somebody goes through instead of flushing them
+WALKED = 1 << 14  # bytes that wait, and that somebody goes through instead of flushing them
 QUEUE_BOUND = 1 << 62  # of the numbers of a queue; what is beyond, or no number, was planted and is passed over
 _EPOCH, _TICK, _BUFFER = Header.EPOCH, Header.TICK, Header.BUFFER  # for the hot path
 # Statements that need no flush: about single keys, which are looked for in the write buffer before; about settings,
