@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from hashlib import blake2b
 from hmac import compare_digest
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from ..encoding.pickling import PicklePolicy, resolve_pickle_policy
 from ..errors import SecretError, SettingError
@@ -37,32 +37,20 @@ MIN_FILE_SECRET: Final = 32
 _MAX_FILE_SECRET: Final = 4096
 _KEY_SIZE: Final = 64  # the most that BLAKE2b takes
 _TAG: Final = b"dcl tag"
-_STREAM: Final = b"dcl stream"
 _CHECK: Final = b"dcl key check"
 _LENGTHS: Final = tuple(struct.Struct(f">B{count}Q") for count in range(8))
-
-
-class Hasher(Protocol):
-    """A running hash of a stream."""
-
-    def update(self, data: bytes | bytearray | memoryview, /) -> None:
-        """Add the next bytes."""
-
-    def digest(self) -> bytes:
-        """Return the 16-byte hash of the bytes so far."""
 
 
 class Signer:
     """Make and verify tags with one secret; it keeps only prepared hashes, not the secret."""
 
-    __slots__ = ("_check", "_stream", "_tag")
+    __slots__ = ("_check", "_tag")
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) < MIN_SECRET:
             raise SettingError(f"a secret needs at least {MIN_SECRET} bytes; this one has {len(secret)}")
         key = secret if len(secret) <= _KEY_SIZE else blake2b(secret, person=b"dcl long secret").digest()
         self._tag = blake2b(key=key, person=_TAG, digest_size=TAG_SIZE)
-        self._stream = blake2b(key=key, person=_STREAM, digest_size=TAG_SIZE)
         self._check = blake2b(key=key, person=_CHECK, digest_size=TAG_SIZE).digest()
 
     def tag(self, *parts: bytes | memoryview) -> bytes:
@@ -77,10 +65,6 @@ class Signer:
     def verify(self, tag: bytes | memoryview, *parts: bytes | memoryview) -> bool:
         """Tell in constant time whether `tag` belongs to `parts`."""
         return compare_digest(tag, self.tag(*parts))
-
-    def hasher(self) -> Hasher:
-        """Start a keyed hash of data that is too large to be one part; its digest can be part of a tag."""
-        return self._stream.copy()
 
     def key_check(self) -> bytes:
         """Return 16 bytes that identify the secret without revealing it."""
