@@ -33,14 +33,13 @@ class WriteLock:
     after `os.fork` that happens by itself; after a fork made from C somebody calls `abandon`.
     """
 
-    __slots__ = ("__weakref__", "_is_quiesced", "core", "is_mine", "path", "release", "torn")
+    __slots__ = ("__weakref__", "core", "is_mine", "path", "release", "torn")
 
     def __init__(self, path: str | os.PathLike[str], *, shared: bool = False) -> None:
         self.path = Path(path)
         self.core = _native.Lock(open_control_file(self.path, create=True, shared=shared))
         self.release = self.core.release  # itself in C, so that a `finally` can rely on it
         self.is_mine = self.core.is_mine  # whether the calling thread holds the lock
-        self._is_quiesced = False  # a thread keeps the others away while it forks
         self.torn = False  # abandoned in the child of a process in which another thread held it
         _open_locks.add(self)
 
@@ -77,10 +76,6 @@ class WriteLock:
     def is_closed(self) -> bool:
         """Tell whether nobody can take the lock by this object any more."""
         return self.core.fileno() < 0
-
-    def is_quiesced(self) -> bool:
-        """Tell whether the calling thread keeps the others away while it forks."""
-        return self._is_quiesced and self.is_mine()
 
     def contended(self) -> bool:
         """Tell whether anybody has recently found the lock taken: a hint."""
@@ -147,7 +142,6 @@ class WriteLock:
             return False
         for _ in range(QUIESCE_ATTEMPTS):
             if self.core.enter():
-                self._is_quiesced = True
                 return True
             time.sleep(QUIESCE_SLICE)
         raise Timeout(f"write lock {self.path} is held by another thread")
@@ -155,7 +149,6 @@ class WriteLock:
     def resume(self) -> None:
         """End what `quiesce` or `idle_here` began; do nothing if they returned False."""
         if self.is_mine():
-            self._is_quiesced = False
             self.core.leave()
 
     def _already_held(self) -> TransactionError:

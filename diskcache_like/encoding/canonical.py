@@ -472,7 +472,7 @@ class _Encoders(dict[type[Any], _Encoder]):
     """The encoder for each type; that of a subclass is chosen when the subclass is first met."""
 
     def __missing__(self, kind: type[Any]) -> _Encoder:
-        encoder = _choose_encoder(kind)
+        encoder = _of_library(kind) or _of_subclass(kind) or _of_its_own(kind)
         if len(self) < _KNOWN_TYPES:
             self[kind] = encoder
         return encoder
@@ -518,10 +518,6 @@ _SUBCLASSED: Final = (
 
 _ORDERED_EQUALITY: Final[Any] = OrderedDict.__eq__
 _COUNTED_EQUALITY: Final[Any] = Counter.__eq__
-
-
-def _choose_encoder(kind: type[Any]) -> _Encoder:
-    return _of_library(kind) or _of_subclass(kind) or _of_its_own(kind)
 
 
 def _of_library(kind: type[Any]) -> _Encoder | None:

@@ -209,14 +209,6 @@ def _field_conversions(cls: type, names: tuple[str, ...]) -> Conversions:
     return to_data, from_data
 
 
-def _dataclass_conversions(cls: Any) -> Conversions:
-    return _field_conversions(cls, tuple(field.name for field in dataclasses.fields(cls)))
-
-
-def _attrs_conversions(cls: Any) -> Conversions:
-    return _field_conversions(cls, tuple(attribute.name for attribute in cls.__attrs_attrs__))
-
-
 def _pydantic_conversions(cls: Any) -> Conversions:
     _check_layout(cls)
     names = tuple(cls.model_fields)
@@ -246,8 +238,14 @@ def _pydantic_conversions(cls: Any) -> Conversions:
 _FORMATS: Final[tuple[tuple[Callable[[type], bool], Callable[[Any], Conversions]], ...]] = (
     (lambda cls: issubclass(cls, Enum), _enum_conversions),
     (lambda cls: issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple), _named_tuple_conversions),
-    (dataclasses.is_dataclass, _dataclass_conversions),
-    (lambda cls: isinstance(cls.__dict__.get("__attrs_attrs__"), tuple), _attrs_conversions),
+    (
+        dataclasses.is_dataclass,
+        lambda cls: _field_conversions(cls, tuple(field.name for field in dataclasses.fields(cls))),
+    ),
+    (
+        lambda cls: isinstance(cls.__dict__.get("__attrs_attrs__"), tuple),
+        lambda cls: _field_conversions(cls, tuple(attribute.name for attribute in cls.__attrs_attrs__)),
+    ),
     (
         lambda cls: "__pydantic_fields__" in cls.__dict__ or "__pydantic_validator__" in cls.__dict__,
         _pydantic_conversions,

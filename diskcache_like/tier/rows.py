@@ -50,13 +50,8 @@ class TieredRows(RowCodec):
         canonical = stored_key if self._sealer is None else keys.encode_key(key)
         digest = self._digest(canonical)
         place = Place(int.from_bytes(digest[:8], "big"))
-        place.stored_key, place.digest, place.canonical, place.key, place.home = (
-            stored_key,
-            digest,
-            canonical,
-            key,
-            home,
-        )
+        place.key, place.canonical, place.digest = key, canonical, digest
+        place.stored_key, place.home = stored_key, home
         place.index = index = place % SLOTS  # `index_of(digest)`
         place.indices = frozenset((index,))
         return stored_key, place, self._tiered[store]
