@@ -14,7 +14,7 @@ import os
 import secrets
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from hmac import compare_digest
 from pathlib import Path
@@ -39,6 +39,18 @@ _KEY_SIZE: Final = 64  # the most that BLAKE2b takes
 _TAG: Final = b"dcl tag"
 _CHECK: Final = b"dcl key check"
 _LENGTHS: Final = tuple(struct.Struct(f">B{count}Q") for count in range(8))
+
+
+def keyed(prepared: blake2b) -> Callable[[bytes], bytes]:
+    """Return a function that returns the digest of bytes behind what a hash has been given, such as a key."""
+    new = prepared.copy
+
+    def digest(data: bytes) -> bytes:
+        state = new()
+        state.update(data)
+        return state.digest()
+
+    return digest
 
 
 class Signer:

@@ -96,7 +96,7 @@ class Tier:
         """Remove everything with one of some encoded tags, of a namespace if `within` is its tag, on every machine."""
         digests = self.wire.evicted_digests(tags, within)
         try:
-            self.link.unlink(self.wire.tag_names(digests))
+            self.link.unlink([self.wire.tags + digest for digest in digests])
         finally:
             self.state.change_tags([index_of(digest) for digest in digests])
 

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from ..crypto import aead
-from ..crypto.signing import Signer
+from ..crypto.signing import Signer, keyed
 from ..encoding.made_keys import OF_NAMESPACES, WITHIN
 from ..encoding.record import Record, pack, pack_fields, unpack, unpack_fields
 from ..encoding.tags import split_tags
@@ -40,8 +40,8 @@ class Wire:
         self.probe = self.prefix + b"probe"  # a name that is never there
         self._binding = blake2b(format.encode(), digest_size=DIGEST_SIZE, key=b"dcl remote").digest() + space + b"\0"
         key = b"" if secret is None else blake2b(secret + space, person=b"dcl names").digest()
-        self._entries = blake2b(key=key, digest_size=DIGEST_SIZE, person=b"dcl entry")
-        self._tags = blake2b(key=key, digest_size=DIGEST_SIZE, person=b"dcl tag")
+        self.digest = keyed(blake2b(key=key, digest_size=DIGEST_SIZE, person=b"dcl entry"))  # of a key's canonical form
+        self._tag_digest = keyed(blake2b(key=key, digest_size=DIGEST_SIZE, person=b"dcl tag"))
         self._signer = None
         self._sealer = None
         if encrypts:
@@ -52,12 +52,6 @@ class Wire:
             self._signer = Signer(blake2b(secret, person=b"dcl wire", salt=salt).digest())
 
     # -- names --------------------------------------------------------------------------------------------------------
-
-    def digest(self, canonical: bytes) -> bytes:
-        """Return the digest of a key in its canonical form."""
-        state = self._entries.copy()
-        state.update(canonical)
-        return state.digest()
 
     def tag_digests(self, packed: bytes) -> list[bytes]:
         """Return the digests of tags, as a record keeps them; in a namespace also those of tags there alone."""
@@ -74,11 +68,6 @@ class Wire:
         """Return the digests of encoded tags of the whole cache, or of the namespace with the tag `within`."""
         return [self._tag_digest(within + tag) for tag in tags]
 
-    def _tag_digest(self, tag: bytes) -> bytes:
-        state = self._tags.copy()
-        state.update(tag)
-        return state.digest()
-
     def entry_name(self, digest: bytes) -> bytes:
         """Return the name of an entry."""
         return self.prefix + b"e" + digest
@@ -86,10 +75,6 @@ class Wire:
     def lease_name(self, digest: bytes) -> bytes:
         """Return the name of the lease by which one machine computes an entry."""
         return self.prefix + b"l" + digest
-
-    def tag_names(self, digests: list[bytes]) -> list[bytes]:
-        """Return the names of tags."""
-        return [self.tags + digest for digest in digests]
 
     def slot_of(self, name: bytes) -> tuple[bool, int] | None:
         """Return whether a name is that of a tag, and the index of its word; None for a foreign name."""
