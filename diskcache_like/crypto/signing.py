@@ -20,12 +20,9 @@ from hmac import compare_digest
 from pathlib import Path
 from typing import Final
 
-from ..encoding.pickling import PicklePolicy, resolve_pickle_policy
 from ..errors import SecretError, SettingError
 from ..system import paths
 from ..system.signals import reraise_signal
-
-__all__ = ["SECRET_VARIABLE", "TAG_SIZE", "PicklePolicy", "Secret", "Signer", "load_secret", "resolve_pickle_policy"]
 
 TAG_SIZE: Final = 16
 SECRET_VARIABLE: Final = "DISKCACHE_LIKE_SECRET"  # noqa: S105 - the name of a variable
@@ -171,14 +168,11 @@ def _user_secret(environ: Mapping[str, str]) -> bytes:
 def _directory(path: Path) -> Iterator[int]:
     """Open the directory of the secret, creating it if necessary; all further steps use this descriptor."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with paths.opened_directory(path) as descriptor:
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise SecretError(f"{path} belongs to another user or can be written by others; no secret is kept there")
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _read(directory: int, path: Path) -> bytes:

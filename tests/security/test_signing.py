@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import diskcache_like.crypto.signing as signing_module
-from diskcache_like.crypto.signing import Signer, load_secret, resolve_pickle_policy
-from diskcache_like.encoding.pickling import dumps_pickle, loads_pickle
+from diskcache_like.crypto.signing import Signer, load_secret
+from diskcache_like.encoding.pickling import dumps_pickle, loads_pickle, resolve_pickle_policy
 from diskcache_like.errors import DecodeError, SecretError, SettingError, ValueEncodeError
 
 SECRET = b"0123456789abcdef"

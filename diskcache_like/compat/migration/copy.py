@@ -214,7 +214,9 @@ class Migration:
         os.makedirs(folder, 0o700, exist_ok=True)
         file = self._locked(path)
         self._claimed = True
-        known = _parsed(file.read(1 << 20))
+        known = None
+        with suppress(ValueError, RecursionError):  # cut off as it was written
+            known = json.loads(file.read(1 << 20))
         if known is None and len(os.listdir(self.new)) == 1:
             file.seek(0)
             file.truncate()
@@ -481,11 +483,3 @@ def _is_claimed(folder: str, alone: bool) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return not paths.is_link(folder) and (_STATE in inner or (alone and not inner)) and inner <= {_STATE, _SCRATCH}
-
-
-def _parsed(text: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -134,7 +134,7 @@ class Transactions:
         if header[_SETTLED] != header[_TICK]:
             shard.generations.correct_tick()
             if shard.ring is not None:
-                self.upkeep.mend_buffer()  # before the slots are even, since then readers keep what they find
+                self.upkeep.buffer.mend()  # before the slots are even, since then readers keep what they find
             shard.generations.settle_unsettled()
             header[_COUNT] = UNCOUNTED  # the last holder may have ended between its commit and the count
             connection.inserted = None
@@ -219,7 +219,7 @@ class Transactions:
         self.connection.begin(txn)
         if carried is not None:
             try:
-                self.upkeep.carry(txn, carried)
+                self.upkeep.buffer.carry(txn, carried)
             except BaseException as error:
                 self.roll_back(txn, error)
                 raise
@@ -251,7 +251,7 @@ class Transactions:
             carried, txn.carried = txn.carried, None  # from here on a signal handler reads what waits in the ring
             self.connection.roll_back()
             if carried is not None:
-                self.upkeep.mend_buffer()  # as after a crash: it may be committed
+                self.upkeep.buffer.mend()  # as after a crash: it may be committed
             self._finish(txn)
             self.upkeep.rolled_back(txn, error)
             self.settle()  # nothing is left for the next holder to mend

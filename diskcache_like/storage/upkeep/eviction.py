@@ -34,11 +34,6 @@ class Evictor:
         self._checkpointer = remover.recovery.checkpointer
         self.others: Sequence[Evictor] = ()  # of the other shards, set by the shard set once all are open
 
-    @property
-    def evicts(self) -> bool:
-        """Tell whether live entries are removed for room at all."""
-        return self._shard.evicts
-
     def look_at_volume(self, incoming: int) -> None:
         """Make room for `incoming` bytes if that is due, and set the mark at which this is looked at again.
 
@@ -48,7 +43,7 @@ class Evictor:
         header = self._shard.header
         written = header[Header.WRITTEN]
         due = (header[Header.CHECKPOINTED] if self._connection.txn is None else written) + self._checkpointer.interval()
-        if self.evicts:
+        if self._shard.evicts:
             # Look again when the shard's part of what is left may be used up, or after half a percent of the limit.
             due = min(due, written + self._room_for(incoming))
         self._mark(due)

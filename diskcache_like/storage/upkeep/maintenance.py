@@ -171,14 +171,6 @@ class Maintenance:
         self.data_keys.reserve_seals()
         return carried
 
-    def carry(self, txn: Transaction, carried: Carried) -> None:
-        """Write what waits in the write buffer as a part of a transaction that has just begun."""
-        self.buffer.carry(txn, carried)
-
-    def mend_buffer(self) -> None:
-        """Mend what a holder of the write lock left half done in the write buffer."""
-        self.buffer.mend()
-
     def rolled_back(self, txn: Transaction, error: BaseException) -> None:
         """Unlink the files of a transaction that this error has ended, and note whether removals need the reserve."""
         # Files of a damaged database stay, for a second try in the next one.
