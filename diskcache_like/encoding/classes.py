@@ -268,14 +268,10 @@ def _slots(cls: type) -> list[str]:
     slots: list[str] = []
     for base in cls.__mro__:
         given = base.__dict__.get("__slots__", ())
-        names = [given] if isinstance(given, str) else given
-        slots.extend(name if _is_public(name) else f"_{base.__name__.lstrip('_')}{name}" for name in names)
+        for name in [given] if isinstance(given, str) else given:
+            is_private = name.startswith("__") and not name.endswith("__")  # which Python mangles
+            slots.append(f"_{base.__name__.lstrip('_')}{name}" if is_private else name)
     return slots
-
-
-def _is_public(name: str) -> bool:
-    """Tell whether Python leaves an attribute's name as it is, without mangling it."""
-    return not name.startswith("__") or name.endswith("__")
 
 
 def _compare(cls: type, state: Any, names: tuple[str, ...]) -> None:

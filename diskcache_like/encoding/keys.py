@@ -278,20 +278,16 @@ def original_key(key: Any, stored_key: bytes) -> bytes | None:
     try:
         payload = encode_value(key)
     except NotSerializable:
-        return _pickled(key)
+        try:
+            return _AS_PICKLE + dumps_pickle(key)
+        except ValueEncodeError:
+            return None
     try:
         if encode_value(_decode(stored_key)) == payload:
             return None
     except (DecodeError, NotSerializable):
         pass
     return _AS_DATA + payload
-
-
-def _pickled(key: object) -> bytes | None:
-    try:
-        return _AS_PICKLE + dumps_pickle(key)
-    except ValueEncodeError:
-        return None
 
 
 # ------------------------------------------------------------------------------------- place in the database

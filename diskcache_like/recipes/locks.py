@@ -171,7 +171,11 @@ class _Shared:
         self._release(self._releaser(), None)
 
     def _release(self, owner: Owner, wait: float | None) -> None:
-        token = self._pop(owner)
+        token = self._token(owner)
+        try:
+            self._held.remove((owner, token))
+        except ValueError:  # another thread is releasing it
+            raise NotOwner(f"{self._noun} {self._key!r} is released by two threads at once") from None
         try:
             owned = self._atomic.update(lambda found, metadata: self._given(found, metadata, token), wait)
         except BaseException:
@@ -253,15 +257,6 @@ class _Shared:
             raise NotOwner(
                 f"cannot release or extend {self._noun} {self._key!r}: it is not held by this task or thread"
             )
-        return token
-
-    def _pop(self, owner: Owner) -> str:
-        """Remove and return the token that `owner` acquired last."""
-        token = self._token(owner)
-        try:
-            self._held.remove((owner, token))
-        except ValueError:  # another thread is releasing it
-            raise NotOwner(f"{self._noun} {self._key!r} is released by two threads at once") from None
         return token
 
     def _forget_lost(self) -> None:
