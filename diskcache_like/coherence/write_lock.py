@@ -10,13 +10,13 @@ from __future__ import annotations
 import errno
 import os
 import time
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 from ..errors import DirectoryError, Timeout, TransactionError
 from ..system.blocking import may_block
+from ..system.forks import told_of_forks
 from ..system.signals import reraise_signal, suppress
 from . import _native
 from .control_files import allocate, extend, open_control_file
@@ -165,12 +165,4 @@ class WriteLock:
         return DirectoryError(code, f"the file system grants no lock, and a cache needs locks ({error})", self.path)
 
 
-_open_locks: weakref.WeakSet[WriteLock] = weakref.WeakSet()
-
-
-def _abandon_inherited() -> None:
-    for lock in list(_open_locks):
-        lock.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_inherited)
+_open_locks = told_of_forks(WriteLock.abandon)

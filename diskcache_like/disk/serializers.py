@@ -12,30 +12,19 @@ and what its codes and marks mean when they are read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ..encoding import values
+from ..encoding.classes import Registry
 from ..encoding.json import Json
-from ..encoding.msgpack_reader import Buffer, Format, Marks, Scalars, decoder
+from ..encoding.msgpack_reader import Buffer, Format, decoder
 from ..encoding.values import MARKS, SCALARS, NotSerializable
 from ..errors import DecodeError, SettingError
-from .columnar.registry import Tables
+from .columnar.registry import ColumnarTypes, Tables
 
 Writer = Callable[[Any], Any]
-
-
-class Extensions(Protocol):
-    """Additional types for msgpack."""
-
-    scalars: Scalars
-    marks: Marks
-
-    def writer(self, kind: type) -> Writer | None:
-        """Return the function that turns values of exactly this type into extensions or marked arrays; None for others.
-
-        The items that the function puts into a marked array must be data themselves.
-        """
-        ...
+# What adds types to msgpack. The items that its writers put into a marked array must be data themselves.
+Extensions = ColumnarTypes | Registry
 
 
 class Msgpack:

@@ -154,9 +154,6 @@ Conversions = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
 def _enum_conversions(cls: type[Enum]) -> Conversions:
-    def by_name(name: Any) -> Enum:
-        return cls.__members__[name]
-
     def by_value(value: Any) -> Enum:
         # For a value that it does not have, a flag may give some of the bits, or the bare number. That depends on its
         # boundary, and what that is by default on Python's version: 3.11.2 drops bits where 3.11.7 raises.
@@ -167,7 +164,7 @@ def _enum_conversions(cls: type[Enum]) -> Conversions:
 
     if issubclass(cls, Flag):
         return lambda member: member.value, by_value
-    return lambda member: member.name, by_name
+    return lambda member: member.name, cls.__members__.__getitem__
 
 
 def _named_tuple_conversions(cls: Any) -> Conversions:

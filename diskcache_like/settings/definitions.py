@@ -70,10 +70,6 @@ def _choice(*choices: object) -> Callable[[str, object], object]:
     return check
 
 
-def _policy(name: str, value: object) -> str:
-    return policy_named(value).name
-
-
 def _length(name: str, value: object) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1 << 62):
         raise SettingError(f"{name} is {value!r}, expected None for no limit, or an integer from 0 to {1 << 62}")
@@ -133,7 +129,7 @@ class SettingsInForce(Spelled):
 
     statistics = Setting[int](_integer(0, 1), 0)
     tag_index = Setting[int](_integer(0, 1), 0, "call create_tag_index() or drop_tag_index()")
-    eviction_policy = Setting[str](_policy, "least-recently-stored")
+    eviction_policy = Setting[str](lambda _, value: policy_named(value).name, "least-recently-stored")
     size_limit = Setting[int](_integer(0, 1 << 62), 1 << 30)
     cull_limit = Setting[int](_integer(0, 1 << 31), 10)
     durability = Setting[str](_choice(*DURABILITY), "system")
