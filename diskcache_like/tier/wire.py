@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
@@ -41,7 +40,8 @@ class Wire:
         self._binding = blake2b(format.encode(), digest_size=DIGEST_SIZE, key=b"dcl remote").digest() + space + b"\0"
         key = b"" if secret is None else blake2b(secret + space, person=b"dcl names").digest()
         self.digest = keyed(blake2b(key=key, digest_size=DIGEST_SIZE, person=b"dcl entry"))  # of a key's canonical form
-        self._tag_digest = keyed(blake2b(key=key, digest_size=DIGEST_SIZE, person=b"dcl tag"))
+        # Of an encoded tag; in a namespace, with the tag of that before it.
+        self.tag_digest = keyed(blake2b(key=key, digest_size=DIGEST_SIZE, person=b"dcl tag"))
         self._signer = None
         self._sealer = None
         if encrypts:
@@ -59,14 +59,10 @@ class Wire:
             return []
         tags = split_tags(packed)
         within = next((tag for tag in tags if tag.startswith(WITHIN)), None)
-        digests = [self._tag_digest(tag) for tag in tags]
+        digests = [self.tag_digest(tag) for tag in tags]
         if within is None:
             return digests
-        return digests + [self._tag_digest(within + tag) for tag in tags if not tag.startswith(OF_NAMESPACES)]
-
-    def evicted_digests(self, tags: Iterable[bytes], within: bytes) -> list[bytes]:
-        """Return the digests of encoded tags of the whole cache, or of the namespace with the tag `within`."""
-        return [self._tag_digest(within + tag) for tag in tags]
+        return digests + [self.tag_digest(within + tag) for tag in tags if not tag.startswith(OF_NAMESPACES)]
 
     def entry_name(self, digest: bytes) -> bytes:
         """Return the name of an entry."""
