@@ -33,22 +33,18 @@ class WriteLock:
     after `os.fork` that happens by itself; after a fork made from C somebody calls `abandon`.
     """
 
-    __slots__ = ("__weakref__", "core", "is_mine", "path", "release", "torn")
+    __slots__ = ("__weakref__", "attach", "contended", "core", "idle_here", "is_mine", "path", "release", "torn")
 
     def __init__(self, path: str | os.PathLike[str], *, shared: bool = False) -> None:
         self.path = Path(path)
         self.core = _native.Lock(open_control_file(self.path, create=True, shared=shared))
         self.release = self.core.release  # itself in C, so that a `finally` can rely on it
         self.is_mine = self.core.is_mine  # whether the calling thread holds the lock
+        self.attach = self.core.attach  # not before there is a generation file, which is made under this lock
+        self.contended = self.core.contended
+        self.idle_here = self.core.enter  # keeps the other threads out until `resume`, if none holds the lock now
         self.torn = False  # abandoned in the child of a process in which another thread held it
         _open_locks.add(self)
-
-    def attach(self, header: _native.Words) -> None:
-        """Use the words of a generation file's header from now on.
-
-        This comes after the construction because the generation file is made under this lock.
-        """
-        self.core.attach(header)
 
     def acquire(self, timeout: float | None = None) -> None:
         """Take the lock, or raise Timeout after `timeout` seconds; 0 tries once, None waits without limit.
@@ -76,10 +72,6 @@ class WriteLock:
     def is_closed(self) -> bool:
         """Tell whether nobody can take the lock by this object any more."""
         return self.core.fileno() < 0
-
-    def contended(self) -> bool:
-        """Tell whether anybody has recently found the lock taken: a hint."""
-        return self.core.contended()
 
     def release_and_close(self, before: Callable[[], object] = lambda: None) -> None:
         """Release and close the lock in one step: threads that wait for it find it closed, not free.
@@ -128,10 +120,6 @@ class WriteLock:
                 return True
         return False
 
-    def idle_here(self) -> bool:
-        """Keep the other threads from taking the lock until `resume` if none holds it now; tell whether that is so."""
-        return self.core.enter()
-
     def quiesce(self) -> bool:
         """Keep the other threads of this process from taking the lock until `resume`, while the caller forks.
 
@@ -141,7 +129,7 @@ class WriteLock:
         if self.is_mine():
             return False
         for _ in range(QUIESCE_ATTEMPTS):
-            if self.core.enter():
+            if self.idle_here():
                 return True
             time.sleep(QUIESCE_SLICE)
         raise Timeout(f"write lock {self.path} is held by another thread")

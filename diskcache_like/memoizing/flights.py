@@ -47,9 +47,8 @@ class Flight:
             return False
         self._mark = object()  # before it is taken, so that an interrupted call gives it back
         held = self.atomic.hold(self._mark)
-        return self._begin_by_entry() if held is None else held
-
-    def _begin_by_entry(self) -> bool:
+        if held is not None:
+            return held
         token = secrets.token_hex(16)
         if self.is_paused():
             self._cache.delete(self.key)

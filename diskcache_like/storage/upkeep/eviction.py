@@ -65,8 +65,8 @@ class Evictor:
         quota.announce(incoming)
         volume = self.remover.live_volume() + incoming
         free = quota.left(volume)
-        if free < slack and volume > quota.even_part:
-            volume, free = self._shrunk(incoming, volume + free - 2 * slack, quota.even_part - 2 * slack)
+        if free < slack and volume > self._shard.limit:
+            volume, free = self._shrunk(incoming, volume + free - 2 * slack, self._shard.limit - 2 * slack)
         if free < slack:
             free += self.take_back(2 * slack - free)
         if free < slack:
@@ -90,7 +90,7 @@ class Evictor:
         """
         given = 0
         for other in sorted(self.others, key=lambda one: one.quota.reserved(), reverse=True):
-            if given >= wanted or other.quota.reserved() <= other.quota.even_part:
+            if given >= wanted or other.quota.reserved() <= other._shard.limit:
                 break
             try:
                 given += other.give_room(wanted - given)
@@ -104,7 +104,7 @@ class Evictor:
         with self._transactions.locked(0):
             header = self._shard.header
             before = header[Header.RESERVATION]
-            least = max(quota.even_part, before - max(wanted, 8 * quota.slack))
+            least = max(self._shard.limit, before - max(wanted, 8 * quota.slack))
             volume = self.make_room(least)
             self._checkpointer.give_back(0, quota.slack)
             quota.reserve(volume, 0)
@@ -149,7 +149,7 @@ class Evictor:
     def evict_excess(self) -> int:
         """Remove a batch of live entries by rank if there is too much; return how many."""
         volume = self.remover.live_volume()
-        excess = min(-self.quota.left(volume), volume - self.quota.even_part)
+        excess = min(-self.quota.left(volume), volume - self._shard.limit)
         evicted = self._evict(excess) if excess > 0 else 0
         if not evicted:
             self.give_up_reservation()

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from ..write_buffer import WriteBuffer
 
 EXPIRY_PAUSE = 0.1  # seconds until the next look for expired entries, unless many expire; each look flushes what waits
-LITTLE = (
-    RESERVE // 8
-)  # bytes that may wait and still get part of the disk reserve: the database grows by twice that at most
+# Bytes that may wait and still get part of the disk reserve: the database grows by twice that at most.
+LITTLE = RESERVE // 8
 _WRITTEN = Header.WRITTEN  # for the hot path
 
 
