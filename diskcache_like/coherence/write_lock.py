@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -153,4 +154,4 @@ class WriteLock:
         return DirectoryError(code, f"the file system grants no lock, and a cache needs locks ({error})", self.path)
 
 
-_open_locks = told_of_forks(WriteLock.abandon)
+_open_locks: weakref.WeakSet[WriteLock] = told_of_forks(lambda lock: lock.abandon())

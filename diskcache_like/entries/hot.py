@@ -322,4 +322,4 @@ def _charge(layer: weakref.ref[HotLayer], key: Hashable, value: Kept, size: int,
 
 
 _HOLE = object()
-_layers = told_of_forks(HotLayer.renew_lock)
+_layers: weakref.WeakSet[HotLayer] = told_of_forks(lambda layer: layer.renew_lock())

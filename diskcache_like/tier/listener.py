@@ -14,6 +14,7 @@ import os
 import random
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Final
 
@@ -226,4 +227,4 @@ class Listener:
             state.count("invalidations", len(names))
 
 
-_listeners = told_of_forks(Listener.abandon)
+_listeners: weakref.WeakSet[Listener] = told_of_forks(lambda listener: listener.abandon())
