@@ -103,14 +103,12 @@ class Secret:
 
         It is for reading, which must not create a file because of what a directory holds.
         """
-        if self._signer is None:
-            try:
-                if not paths.mode_of(secret_path(self._environ), follow=False):
-                    return None
-                return self.signer
-            except SecretError:
+        try:
+            if self._signer is None and not paths.mode_of(secret_path(self._environ), follow=False):
                 return None
-        return self._signer
+            return self.signer
+        except SecretError:
+            return None
 
 
 def load_secret(argument: bytes | str | None, environ: Mapping[str, str]) -> Secret:

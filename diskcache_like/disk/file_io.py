@@ -139,14 +139,14 @@ def create(root: str, name: str) -> FileIO:
     Its mode is 0600, in a folder that a group may write 0660. The file object owns the descriptor from the moment that
     the system has made it: no signal handler runs in between, so an interrupted write leaves none open.
     """
-    return _in_new_parent(root, name, _created)
 
+    def created(last: str, parent: int) -> FileIO:
+        file = FileIO(last, "xb", opener=partial(os.open, mode=PRIVATE_FILE, dir_fd=parent))  # O_EXCL follows no link
+        if _is_shared(parent):
+            set_mode(file.fileno(), SHARED_FILE)
+        return file
 
-def _created(last: str, parent: int) -> FileIO:
-    file = FileIO(last, "xb", opener=partial(os.open, mode=PRIVATE_FILE, dir_fd=parent))  # O_EXCL follows no link
-    if _is_shared(parent):
-        set_mode(file.fileno(), SHARED_FILE)
-    return file
+    return _in_new_parent(root, name, created)
 
 
 def _in_new_parent(root: str, name: str, step: Callable[[str, int], T]) -> T:
