@@ -11,8 +11,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ..cache import Cache
 from ..disk.contract import Disk
@@ -173,12 +174,8 @@ def _copy(directory: str, copy: str, values: bool) -> None:
                 raise DirectoryError(error.errno or errno.EIO, "cannot be read", os.path.join(path, name)) from error
             with open(source, "rb") as reader:
                 if stat.S_ISREG(os.fstat(source).st_mode):
-                    _write_private(reader, os.path.join(folder, name))
-
-
-def _write_private(reader: BinaryIO, path: str) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as writer:
-        shutil.copyfileobj(reader, writer)
+                    with open(os.path.join(folder, name), "xb", opener=partial(os.open, mode=0o600)) as writer:
+                        shutil.copyfileobj(reader, writer)
 
 
 def _raise(error: OSError) -> None:

@@ -92,7 +92,7 @@ def export(options: argparse.Namespace) -> int:
         cache = stack.enter_context(to_look_at(options))
         file: BinaryIO = sys.stdout.buffer
         if options.output is not None:
-            file = stack.enter_context(open(options.output, "wb", opener=_private))
+            file = stack.enter_context(open(options.output, "wb", opener=partial(os.open, mode=0o600)))
         portable = Portable(cache)
         for key, _ in records_of(cache, cache):
             entry = cache.get_entry(key)
@@ -106,21 +106,12 @@ def export(options: argparse.Namespace) -> int:
                 continue
             file.write(line + b"\n")
             written += 1
-        unreadable = _unreadable(cache)
+        found = cache.metrics  # what was damaged, signed by another secret, or of a class unknown here
+        unreadable = found.damaged + found.unauthenticated + found.missing_files
     if unreadable:
         print(f"left out {unreadable:,} entries that this command cannot read or trust", file=sys.stderr)
     print(f"{written:,} entries written, {left_out + unreadable:,} left out", file=sys.stderr)
     return 1 if left_out or unreadable else 0
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _unreadable(cache: Cache) -> int:
-    """Return how many entries this handle found damaged, signed by another secret, or of a class unknown here."""
-    found = cache.metrics
-    return found.damaged + found.unauthenticated + found.missing_files
 
 
 def _line(item: Item, portable: Portable) -> bytes:

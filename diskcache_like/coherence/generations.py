@@ -208,7 +208,8 @@ class GenerationFile:
         count of writes overtakes). If the file's size or header tells a slot count, that count wins over `slots`. The
         other words start at values that make a writer look for itself: anything may exist, or be due.
         """
-        _check_slots(slots)
+        if _slots_in(_size_of(slots)) is None:
+            raise ValueError(f"slots must be a power of two from {MIN_SLOTS} to {MAX_SLOTS}, not {slots!r}")
         place = Path(path)
         mapping, existed = _map_for_writing(place, slots, shared)
         file = cls(place, mapping)
@@ -344,11 +345,6 @@ def _slots_in(size: int) -> int | None:
     slots = (size - PAGE) // 16
     fits = MIN_SLOTS <= slots <= MAX_SLOTS and slots & (slots - 1) == 0 and _size_of(slots) == size
     return slots if fits else None
-
-
-def _check_slots(slots: int) -> None:
-    if _slots_in(_size_of(slots)) is None:
-        raise ValueError(f"slots must be a power of two from {MIN_SLOTS} to {MAX_SLOTS}, not {slots!r}")
 
 
 def _slots_for_repair(descriptor: int, size: int, wanted: int) -> int:

@@ -17,6 +17,7 @@ from typing import Final
 
 from ..errors import DirectoryError, Timeout, TransactionError
 from ..system.blocking import may_block
+from ..system.forks import told_of_forks
 from ..system.signals import reraise_signal, suppress
 from . import _native
 from .control_files import allocate, extend, open_control_file
@@ -33,23 +34,18 @@ class WriteLock:
     after `os.fork` that happens by itself; after a fork made from C somebody calls `abandon`.
     """
 
-    __slots__ = ("__weakref__", "_is_quiesced", "core", "is_mine", "path", "release", "torn")
+    __slots__ = ("__weakref__", "attach", "contended", "core", "idle_here", "is_mine", "path", "release", "torn")
 
     def __init__(self, path: str | os.PathLike[str], *, shared: bool = False) -> None:
         self.path = Path(path)
         self.core = _native.Lock(open_control_file(self.path, create=True, shared=shared))
         self.release = self.core.release  # itself in C, so that a `finally` can rely on it
         self.is_mine = self.core.is_mine  # whether the calling thread holds the lock
-        self._is_quiesced = False  # a thread keeps the others away while it forks
+        self.attach = self.core.attach  # not before there is a generation file, which is made under this lock
+        self.contended = self.core.contended
+        self.idle_here = self.core.enter  # keeps the other threads out until `resume`, if none holds the lock now
         self.torn = False  # abandoned in the child of a process in which another thread held it
         _open_locks.add(self)
-
-    def attach(self, header: _native.Words) -> None:
-        """Use the words of a generation file's header from now on.
-
-        This comes after the construction because the generation file is made under this lock.
-        """
-        self.core.attach(header)
 
     def acquire(self, timeout: float | None = None) -> None:
         """Take the lock, or raise Timeout after `timeout` seconds; 0 tries once, None waits without limit.
@@ -77,14 +73,6 @@ class WriteLock:
     def is_closed(self) -> bool:
         """Tell whether nobody can take the lock by this object any more."""
         return self.core.fileno() < 0
-
-    def is_quiesced(self) -> bool:
-        """Tell whether the calling thread keeps the others away while it forks."""
-        return self._is_quiesced and self.is_mine()
-
-    def contended(self) -> bool:
-        """Tell whether anybody has recently found the lock taken: a hint."""
-        return self.core.contended()
 
     def release_and_close(self, before: Callable[[], object] = lambda: None) -> None:
         """Release and close the lock in one step: threads that wait for it find it closed, not free.
@@ -133,10 +121,6 @@ class WriteLock:
                 return True
         return False
 
-    def idle_here(self) -> bool:
-        """Keep the other threads from taking the lock until `resume` if none holds it now; tell whether that is so."""
-        return self.core.enter()
-
     def quiesce(self) -> bool:
         """Keep the other threads of this process from taking the lock until `resume`, while the caller forks.
 
@@ -146,8 +130,7 @@ class WriteLock:
         if self.is_mine():
             return False
         for _ in range(QUIESCE_ATTEMPTS):
-            if self.core.enter():
-                self._is_quiesced = True
+            if self.idle_here():
                 return True
             time.sleep(QUIESCE_SLICE)
         raise Timeout(f"write lock {self.path} is held by another thread")
@@ -155,7 +138,6 @@ class WriteLock:
     def resume(self) -> None:
         """End what `quiesce` or `idle_here` began; do nothing if they returned False."""
         if self.is_mine():
-            self._is_quiesced = False
             self.core.leave()
 
     def _already_held(self) -> TransactionError:
@@ -172,12 +154,4 @@ class WriteLock:
         return DirectoryError(code, f"the file system grants no lock, and a cache needs locks ({error})", self.path)
 
 
-_open_locks: weakref.WeakSet[WriteLock] = weakref.WeakSet()
-
-
-def _abandon_inherited() -> None:
-    for lock in list(_open_locks):
-        lock.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_inherited)
+_open_locks: weakref.WeakSet[WriteLock] = told_of_forks(lambda lock: lock.abandon())

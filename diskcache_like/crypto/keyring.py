@@ -36,6 +36,7 @@ from .aead import (
     hkdf_extract,
     new_cipher,
 )
+from .signing import keyed
 
 MAX_SEALS: Final = 1 << 31
 """How many records one data key seals at most before a new one is made; NIST SP 800-38D allows 2**32 random nonces."""
@@ -232,9 +233,11 @@ class Sealer:
         self.left = 0  # records that may be sealed before more must be reserved; below 0 that is overdue
         self.reload()
         blinding = self._present.keyring.blinding
-        self._blind_key = blake2b(key=blinding, person=b"dcl key", digest_size=32)
-        self._blind_tag = blake2b(key=blinding, person=b"dcl tag", digest_size=16)
-        self._blind_queue = blake2b(key=blinding, person=b"dcl queue", digest_size=16)
+        self._key_hash = blake2b(key=blinding, person=b"dcl key", digest_size=32)
+        # What is stored: for a key's canonical bytes, and in the columns of tags and queues.
+        self.blind_key = keyed(self._key_hash)
+        self.blind_tag = keyed(blake2b(key=blinding, person=b"dcl tag", digest_size=16))
+        self.blind_queue = keyed(blake2b(key=blinding, person=b"dcl queue", digest_size=16))
 
     def reload(self) -> None:
         """Read the keyring again. Known keys stay known, because a reader may hold an older record.
@@ -302,15 +305,9 @@ class Sealer:
 
     # -- blinding -----------------------------------------------------------------------------------------------------
 
-    def blind_key(self, canonical: bytes) -> bytes:
-        """Return the stored key for a key's canonical bytes."""
-        state = self._blind_key.copy()
-        state.update(canonical)
-        return state.digest()
-
     def blinder(self, encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
         """Return a function that encodes and blinds a key, with one call less."""
-        new = self._blind_key.copy
+        new = self._key_hash.copy
 
         def blind(key: Any) -> bytes:
             state = new()
@@ -318,18 +315,6 @@ class Sealer:
             return state.digest()
 
         return blind
-
-    def blind_tag(self, tag: bytes) -> bytes:
-        """Return the content of the tag column."""
-        state = self._blind_tag.copy()
-        state.update(tag)
-        return state.digest()
-
-    def blind_queue(self, prefix: bytes) -> bytes:
-        """Return the content of the queue column."""
-        state = self._blind_queue.copy()
-        state.update(prefix)
-        return state.digest()
 
     # -- sealing ------------------------------------------------------------------------------------------------------
 

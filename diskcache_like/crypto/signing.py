@@ -14,18 +14,15 @@ import os
 import secrets
 import stat
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from hmac import compare_digest
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
-from ..encoding.pickling import PicklePolicy, resolve_pickle_policy
 from ..errors import SecretError, SettingError
 from ..system import paths
 from ..system.signals import reraise_signal
-
-__all__ = ["SECRET_VARIABLE", "TAG_SIZE", "PicklePolicy", "Secret", "Signer", "load_secret", "resolve_pickle_policy"]
 
 TAG_SIZE: Final = 16
 SECRET_VARIABLE: Final = "DISKCACHE_LIKE_SECRET"  # noqa: S105 - the name of a variable
@@ -37,32 +34,32 @@ MIN_FILE_SECRET: Final = 32
 _MAX_FILE_SECRET: Final = 4096
 _KEY_SIZE: Final = 64  # the most that BLAKE2b takes
 _TAG: Final = b"dcl tag"
-_STREAM: Final = b"dcl stream"
 _CHECK: Final = b"dcl key check"
 _LENGTHS: Final = tuple(struct.Struct(f">B{count}Q") for count in range(8))
 
 
-class Hasher(Protocol):
-    """A running hash of a stream."""
+def keyed(prepared: blake2b) -> Callable[[bytes], bytes]:
+    """Return a function that returns the digest of bytes behind what a hash has been given, such as a key."""
+    new = prepared.copy
 
-    def update(self, data: bytes | bytearray | memoryview, /) -> None:
-        """Add the next bytes."""
+    def digest(data: bytes) -> bytes:
+        state = new()
+        state.update(data)
+        return state.digest()
 
-    def digest(self) -> bytes:
-        """Return the 16-byte hash of the bytes so far."""
+    return digest
 
 
 class Signer:
     """Make and verify tags with one secret; it keeps only prepared hashes, not the secret."""
 
-    __slots__ = ("_check", "_stream", "_tag")
+    __slots__ = ("_check", "_tag")
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) < MIN_SECRET:
             raise SettingError(f"a secret needs at least {MIN_SECRET} bytes; this one has {len(secret)}")
         key = secret if len(secret) <= _KEY_SIZE else blake2b(secret, person=b"dcl long secret").digest()
         self._tag = blake2b(key=key, person=_TAG, digest_size=TAG_SIZE)
-        self._stream = blake2b(key=key, person=_STREAM, digest_size=TAG_SIZE)
         self._check = blake2b(key=key, person=_CHECK, digest_size=TAG_SIZE).digest()
 
     def tag(self, *parts: bytes | memoryview) -> bytes:
@@ -77,10 +74,6 @@ class Signer:
     def verify(self, tag: bytes | memoryview, *parts: bytes | memoryview) -> bool:
         """Tell in constant time whether `tag` belongs to `parts`."""
         return compare_digest(tag, self.tag(*parts))
-
-    def hasher(self) -> Hasher:
-        """Start a keyed hash of data that is too large to be one part; its digest can be part of a tag."""
-        return self._stream.copy()
 
     def key_check(self) -> bytes:
         """Return 16 bytes that identify the secret without revealing it."""
@@ -110,14 +103,12 @@ class Secret:
 
         It is for reading, which must not create a file because of what a directory holds.
         """
-        if self._signer is None:
-            try:
-                if not paths.mode_of(secret_path(self._environ), follow=False):
-                    return None
-                return self.signer
-            except SecretError:
+        try:
+            if self._signer is None and not paths.mode_of(secret_path(self._environ), follow=False):
                 return None
-        return self._signer
+            return self.signer
+        except SecretError:
+            return None
 
 
 def load_secret(argument: bytes | str | None, environ: Mapping[str, str]) -> Secret:
@@ -175,14 +166,11 @@ def _user_secret(environ: Mapping[str, str]) -> bytes:
 def _directory(path: Path) -> Iterator[int]:
     """Open the directory of the secret, creating it if necessary; all further steps use this descriptor."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with paths.opened_directory(path) as descriptor:
         status = os.fstat(descriptor)
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise SecretError(f"{path} belongs to another user or can be written by others; no secret is kept there")
         yield descriptor
-    finally:
-        os.close(descriptor)
 
 
 def _read(directory: int, path: Path) -> bytes:

@@ -33,8 +33,9 @@ class Codec:
         self.packs_columnar = isinstance(serializer, Msgpack | Tables)
         """Whether arrays and tables of other libraries are data; a large one becomes a value file in its own format."""
         self._compressor = compressor
-        self._read = serializer.decode
-        self.decode: Callable[[bytes], Any] = self._read if compressor is None else self._expand_and_read
+        read = serializer.decode
+        self.decode: Callable[[bytes], Any]
+        self.decode = read if compressor is None else lambda payload: read(compressor.unpack(payload))
         """Return the value of a payload; raise DecodeError for anything that this codec did not write."""
 
     def encode(self, value: Any) -> bytes:
@@ -58,10 +59,6 @@ class Codec:
     def is_compressed(self, payload: bytes) -> bool:
         """Tell whether a payload of this codec is compressed."""
         return self.compresses and payload[:1] == COMPRESSED
-
-    def _expand_and_read(self, payload: bytes) -> Any:
-        assert self._compressor is not None
-        return self._read(self._compressor.unpack(payload))
 
 
 def new_codec(

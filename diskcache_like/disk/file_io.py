@@ -139,14 +139,14 @@ def create(root: str, name: str) -> FileIO:
     Its mode is 0600, in a folder that a group may write 0660. The file object owns the descriptor from the moment that
     the system has made it: no signal handler runs in between, so an interrupted write leaves none open.
     """
-    return _in_new_parent(root, name, _created)
 
+    def created(last: str, parent: int) -> FileIO:
+        file = FileIO(last, "xb", opener=partial(os.open, mode=PRIVATE_FILE, dir_fd=parent))  # O_EXCL follows no link
+        if _is_shared(parent):
+            set_mode(file.fileno(), SHARED_FILE)
+        return file
 
-def _created(last: str, parent: int) -> FileIO:
-    file = FileIO(last, "xb", opener=partial(os.open, mode=PRIVATE_FILE, dir_fd=parent))  # O_EXCL follows no link
-    if _is_shared(parent):
-        set_mode(file.fileno(), SHARED_FILE)
-    return file
+    return _in_new_parent(root, name, created)
 
 
 def _in_new_parent(root: str, name: str, step: Callable[[str, int], T]) -> T:
@@ -440,23 +440,13 @@ def _prune(root: str, parents: list[str]) -> None:
                 os.close(handle)
 
 
-def unlink_found(root: str, name: str) -> None:
-    """Remove a file that was found below `root`, whatever its name; raise FileNotFoundError if it is not there now."""
+def remove_found(root: str, name: str, remove: Callable[..., None] = os.unlink) -> None:
+    """Remove a file, or by `os.rmdir` an empty directory, that was found below `root`, whatever its name.
+
+    Its directory is opened step by step, since the path may lead through a link by now. Raises FileNotFoundError if it
+    is not there any more.
+    """
     *parents, last = name.split("/")
-    with _found_parent(root, parents, name) as handle:
-        os.unlink(last, dir_fd=handle)
-
-
-def rmdir_found(root: str, name: str) -> None:
-    """Remove an empty directory that was found below `root`; raise FileNotFoundError if it is not there now."""
-    *parents, last = name.split("/")
-    with _found_parent(root, parents, name) as handle:
-        os.rmdir(last, dir_fd=handle)
-
-
-@contextmanager
-def _found_parent(root: str, parents: list[str], name: str) -> Iterator[int]:
-    """Open the directory of something that was found, step by step: its path may lead through a link by now."""
     try:
         handle = _parent(root, parents, create=False)
     except OSError as error:
@@ -464,6 +454,6 @@ def _found_parent(root: str, parents: list[str], name: str) -> Iterator[int]:
             raise
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.path.join(root, name)) from error
     try:
-        yield handle
+        remove(last, dir_fd=handle)
     finally:
         os.close(handle)

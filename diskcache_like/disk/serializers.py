@@ -1,7 +1,9 @@
 """The serializers, and which values each of them takes.
 
 A serializer takes a value only if it comes back equal and of exactly the same type. For any other value it raises
-`NotSerializable`, and the caller pickles the value if the policy allows that. Reading runs no code.
+`NotSerializable`, and the caller pickles the value if the policy allows that. Reading runs no code, and raises
+DecodeError for what the serializer did not write. One that does not take bytes (`takes_bytes`) has byte strings stored
+as they are.
 
 `Msgpack` is the format of `encoding/values.py`. Extensions add types to it: each says how to write values of its types,
 and what its codes and marks mean when they are read.
@@ -10,46 +12,19 @@ and what its codes and marks mean when they are read.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ..encoding import values
+from ..encoding.classes import Registry
 from ..encoding.json import Json
-from ..encoding.msgpack_reader import Buffer, Format, Marks, Scalars, decoder
+from ..encoding.msgpack_reader import Buffer, Format, decoder
 from ..encoding.values import MARKS, SCALARS, NotSerializable
 from ..errors import DecodeError, SettingError
-from .columnar.registry import Tables
+from .columnar.registry import ColumnarTypes, Tables
 
 Writer = Callable[[Any], Any]
-
-
-class Serializer(Protocol):
-    """What a codec needs from a serializer."""
-
-    takes_bytes: bool
-    """Whether it encodes byte strings; if not, they are stored as they are."""
-
-    def encode(self, value: Any) -> bytes:
-        """Return the payload of `value`, or raise `NotSerializable`."""
-        ...
-
-    @property
-    def decode(self) -> Callable[[Buffer], Any]:
-        """Return the function that reads a payload, or raises DecodeError for anything that `encode` did not write."""
-        ...
-
-
-class Extensions(Protocol):
-    """Additional types for msgpack."""
-
-    scalars: Scalars
-    marks: Marks
-
-    def writer(self, kind: type) -> Writer | None:
-        """Return the function that turns values of exactly this type into extensions or marked arrays; None for others.
-
-        The items that the function puts into a marked array must be data themselves.
-        """
-        ...
+# What adds types to msgpack. The items that its writers put into a marked array must be data themselves.
+Extensions = ColumnarTypes | Registry
 
 
 class Msgpack:
@@ -103,6 +78,8 @@ class Pickle:
         """Raise DecodeError: this serializer writes nothing but pickles, and those are not read here."""
         raise DecodeError("an entry of a cache with serializer='pickle' is not a pickle")
 
+
+Serializer = Msgpack | Json | Pickle | Tables
 
 SERIALIZERS: Final[dict[str, Callable[[Sequence[Extensions]], Serializer]]] = {
     "msgpack": Msgpack,

@@ -194,7 +194,8 @@ class ValueFiles:
         """Return a reader of a sealed file's content; all of it was verified here, and is again as it is read."""
         content = self.sealed_file(record)
         try:
-            content.verify()
+            for _ in content.chunks():
+                pass
         except BaseException:
             content.close()
             raise

@@ -33,6 +33,7 @@ from uuid import UUID
 
 from ..errors import CacheError, KeyEncodeError, KeyTooLarge
 from ..system.signals import reraise_signal
+from .classes import full_name
 from .made_keys import NamespacedKey, PrefixedQueueKey, QueueKey
 from .values import BIN_HEADS, SMALL_INTS, STR_HEADS, int_to_bytes
 
@@ -100,7 +101,7 @@ def _encode(key: Any, room: int, named: list[Any] | None = None) -> bytes:
     except RecursionError as exc:
         reraise_signal(exc)
         raise KeyEncodeError(
-            f"a key of type {_name_of(type(key))} is nested more than {KEY_DEPTH} deep or contains itself"
+            f"a key of type {full_name(type(key))} is nested more than {KEY_DEPTH} deep or contains itself"
         ) from exc
 
 
@@ -125,10 +126,6 @@ class _Walk:
         if self.room < 0:
             raise KeyTooLarge(f"a key has too many members to fit the limit of {KEY_SIZE_LIMIT} bytes")
         return parts
-
-
-def _name_of(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _extension(code: int, data: bytes) -> bytes:
@@ -380,7 +377,7 @@ def _fields(compared: list[tuple[str, Callable[[Any], Any] | None]], value: Any,
             members += name, member if convert is None else convert(member)
     except (AttributeError, TypeError) as exc:
         raise KeyEncodeError(
-            f"a key of type {_name_of(kind)} has a field {name!r} that its == cannot compare ({exc}); give it a value"
+            f"a key of type {full_name(kind)} has a field {name!r} that its == cannot compare ({exc}); give it a value"
         ) from exc
     return _members(DATACLASS, members, walk)
 
@@ -463,7 +460,7 @@ def _reduce(value: Any) -> Any:
     except Exception as exc:
         reraise_signal(exc)
         raise KeyEncodeError(
-            f"a key of type {_name_of(kind)} has no stable form ({exc}); use text, bytes, a number or a tuple of these"
+            f"a key of type {full_name(kind)} has no stable form ({exc}); use text, bytes, a number or a tuple of these"
             f" that identifies it, or define its __reduce__"
         ) from exc
 
@@ -472,7 +469,7 @@ class _Encoders(dict[type[Any], _Encoder]):
     """The encoder for each type; that of a subclass is chosen when the subclass is first met."""
 
     def __missing__(self, kind: type[Any]) -> _Encoder:
-        encoder = _choose_encoder(kind)
+        encoder = _of_library(kind) or _of_subclass(kind) or _of_its_own(kind)
         if len(self) < _KNOWN_TYPES:
             self[kind] = encoder
         return encoder
@@ -518,10 +515,6 @@ _SUBCLASSED: Final = (
 
 _ORDERED_EQUALITY: Final[Any] = OrderedDict.__eq__
 _COUNTED_EQUALITY: Final[Any] = Counter.__eq__
-
-
-def _choose_encoder(kind: type[Any]) -> _Encoder:
-    return _of_library(kind) or _of_subclass(kind) or _of_its_own(kind)
 
 
 def _of_library(kind: type[Any]) -> _Encoder | None:

@@ -154,9 +154,6 @@ Conversions = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
 def _enum_conversions(cls: type[Enum]) -> Conversions:
-    def by_name(name: Any) -> Enum:
-        return cls.__members__[name]
-
     def by_value(value: Any) -> Enum:
         # For a value that it does not have, a flag may give some of the bits, or the bare number. That depends on its
         # boundary, and what that is by default on Python's version: 3.11.2 drops bits where 3.11.7 raises.
@@ -167,7 +164,7 @@ def _enum_conversions(cls: type[Enum]) -> Conversions:
 
     if issubclass(cls, Flag):
         return lambda member: member.value, by_value
-    return lambda member: member.name, by_name
+    return lambda member: member.name, cls.__members__.__getitem__
 
 
 def _named_tuple_conversions(cls: Any) -> Conversions:
@@ -209,14 +206,6 @@ def _field_conversions(cls: type, names: tuple[str, ...]) -> Conversions:
     return to_data, from_data
 
 
-def _dataclass_conversions(cls: Any) -> Conversions:
-    return _field_conversions(cls, tuple(field.name for field in dataclasses.fields(cls)))
-
-
-def _attrs_conversions(cls: Any) -> Conversions:
-    return _field_conversions(cls, tuple(attribute.name for attribute in cls.__attrs_attrs__))
-
-
 def _pydantic_conversions(cls: Any) -> Conversions:
     _check_layout(cls)
     names = tuple(cls.model_fields)
@@ -246,8 +235,14 @@ def _pydantic_conversions(cls: Any) -> Conversions:
 _FORMATS: Final[tuple[tuple[Callable[[type], bool], Callable[[Any], Conversions]], ...]] = (
     (lambda cls: issubclass(cls, Enum), _enum_conversions),
     (lambda cls: issubclass(cls, tuple) and isinstance(getattr(cls, "_fields", None), tuple), _named_tuple_conversions),
-    (dataclasses.is_dataclass, _dataclass_conversions),
-    (lambda cls: isinstance(cls.__dict__.get("__attrs_attrs__"), tuple), _attrs_conversions),
+    (
+        dataclasses.is_dataclass,
+        lambda cls: _field_conversions(cls, tuple(field.name for field in dataclasses.fields(cls))),
+    ),
+    (
+        lambda cls: isinstance(cls.__dict__.get("__attrs_attrs__"), tuple),
+        lambda cls: _field_conversions(cls, tuple(attribute.name for attribute in cls.__attrs_attrs__)),
+    ),
     (
         lambda cls: "__pydantic_fields__" in cls.__dict__ or "__pydantic_validator__" in cls.__dict__,
         _pydantic_conversions,
@@ -270,14 +265,10 @@ def _slots(cls: type) -> list[str]:
     slots: list[str] = []
     for base in cls.__mro__:
         given = base.__dict__.get("__slots__", ())
-        names = [given] if isinstance(given, str) else given
-        slots.extend(name if _is_public(name) else f"_{base.__name__.lstrip('_')}{name}" for name in names)
+        for name in [given] if isinstance(given, str) else given:
+            is_private = name.startswith("__") and not name.endswith("__")  # which Python mangles
+            slots.append(f"_{base.__name__.lstrip('_')}{name}" if is_private else name)
     return slots
-
-
-def _is_public(name: str) -> bool:
-    """Tell whether Python leaves an attribute's name as it is, without mangling it."""
-    return not name.startswith("__") or name.endswith("__")
 
 
 def _compare(cls: type, state: Any, names: tuple[str, ...]) -> None:

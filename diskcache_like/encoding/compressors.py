@@ -13,7 +13,7 @@ A context serves one thread at a time, so each compressor keeps a list of contex
 from __future__ import annotations
 
 import zlib
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ..errors import DecodeError, SettingError, missing_dependency
 from ..system.signals import reraise_signal
@@ -30,18 +30,6 @@ _POOLED_SIZE: Final = 1 << 20  # a context keeps its tables, which take up to 10
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 _ZSTD_HEADER: Final = 18  # bytes that the header of a frame has at most
 _LZ4_RATIO: Final = 255  # no block expands to more than this many times its length
-
-
-class Compressor(Protocol):
-    """What a codec needs from a compressor."""
-
-    def compress(self, data: bytes) -> bytes:
-        """Return the compressed form of `data`."""
-        ...
-
-    def expand(self, data: memoryview, limit: int) -> bytes:
-        """Return what was compressed; raise if `data` is anything else, or expands to more than `limit` bytes."""
-        ...
 
 
 class Zlib:
@@ -137,6 +125,9 @@ class Zstd:
             self._level, format=zstd.FORMAT_ZSTD1_MAGICLESS, write_content_size=True, write_checksum=False
         )
         return zstd.ZstdCompressor(compression_params=parameters)
+
+
+Compressor = Zlib | Lz4 | Zstd  # each expands nothing to more than a limit, and raises for what it did not compress
 
 
 class PayloadCompressor:

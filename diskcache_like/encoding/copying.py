@@ -55,9 +55,9 @@ def _copier_of_list(value: list[Any], left: list[int], depth: int) -> Copier | N
     if kinds <= _ATOMS:
         return list.copy
     if kinds == {dict} and all(_ATOMS.issuperset(map(type, [*each, *each.values()])) for each in value):
-        return _copied_dicts
+        return lambda original: [*map(dict.copy, original)]
     if kinds == {list} and all(_ATOMS.issuperset(map(type, each)) for each in value):
-        return _copied_lists
+        return lambda original: [*map(list.copy, original)]
     return _copier_of_parts(list.copy, enumerate(value), left, depth)
 
 
@@ -88,11 +88,3 @@ def _copier_of_parts(copy: Copier, members: Any, left: list[int], depth: int) ->
         return new
 
     return copied
-
-
-def _copied_dicts(original: list[dict[Any, Any]]) -> list[dict[Any, Any]]:
-    return [*map(dict.copy, original)]
-
-
-def _copied_lists(original: list[list[Any]]) -> list[list[Any]]:
-    return [*map(list.copy, original)]

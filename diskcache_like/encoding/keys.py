@@ -151,13 +151,8 @@ def _read_time(data: bytes) -> dt.time:
     return moment.time()
 
 
-def _read_queue_key(data: bytes) -> QueueKey | PrefixedQueueKey:
-    return QueueKey(canonical.BIASED.unpack(data)[0] - (1 << 63))
-
-
 def _read_prefixed(data: bytes) -> PrefixedQueueKey:
-    number = canonical.BIASED.unpack(data[-8:])[0] - (1 << 63)
-    return PrefixedQueueKey(data[:-8].decode("utf-8", "surrogatepass"), number)
+    return PrefixedQueueKey(data[:-8].decode("utf-8", "surrogatepass"), queue_number(data))
 
 
 def _read_range(items: list[Any]) -> range:
@@ -196,7 +191,7 @@ _KEYS: Final = Format(
         canonical.UUID_CODE: lambda data: UUID(bytes=data),
         canonical.ELLIPSIS: lambda _data: ...,
         canonical.NAME: _needs_original_key,
-        canonical.QUEUE: _read_queue_key,
+        canonical.QUEUE: lambda data: QueueKey(queue_number(data)),
         canonical.PREFIXED: _read_prefixed,
         canonical.POSIX_PATH: partial(_read_path, PosixPath),
         canonical.WINDOWS_PATH: partial(_read_path, PureWindowsPath),
@@ -283,20 +278,16 @@ def original_key(key: Any, stored_key: bytes) -> bytes | None:
     try:
         payload = encode_value(key)
     except NotSerializable:
-        return _pickled(key)
+        try:
+            return _AS_PICKLE + dumps_pickle(key)
+        except ValueEncodeError:
+            return None
     try:
         if encode_value(_decode(stored_key)) == payload:
             return None
     except (DecodeError, NotSerializable):
         pass
     return _AS_DATA + payload
-
-
-def _pickled(key: object) -> bytes | None:
-    try:
-        return _AS_PICKLE + dumps_pickle(key)
-    except ValueEncodeError:
-        return None
 
 
 # ------------------------------------------------------------------------------------- place in the database

@@ -14,6 +14,7 @@ from ..crypto.keyring import Keyring, MasterKey, Sealer
 from ..disk.codec import Codec, new_codec
 from ..disk.contract import Disk
 from ..encoding.classes import registry_of
+from ..encoding.pickling import resolve_pickle_policy
 from ..errors import DiskCacheDirectory, SecretError, SettingError
 from ..settings.definitions import DEFAULT_SETTINGS
 from ..settings.policies import policy_named
@@ -68,7 +69,7 @@ class Handle:
         self._contended_until = 0.0
         self.clock = self.options.clock
         self.metrics = Metrics()
-        self.pickle_policy = signing.resolve_pickle_policy(self.options.pickle)
+        self.pickle_policy = resolve_pickle_policy(self.options.pickle)
         self.classes = registry_of(self.options.allow)
         self._check_codec(disk)
         self.secret = signing.load_secret(self.options.secret, os.environ)

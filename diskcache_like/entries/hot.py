@@ -6,7 +6,6 @@ hand sweeps from the oldest entry to the newest, clears marks, and removes the f
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
 from collections.abc import Callable, Hashable
@@ -18,6 +17,7 @@ from ..disk.payloads import How, Kept, fresh
 from ..encoding import keys
 from ..settings.policies import FREQUENCY, NO_MARKS, RECENCY, Policy
 from ..storage.interface import EntryStore
+from ..system.forks import told_of_forks
 
 OVERHEAD = 350  # bytes that an entry costs beside key and value: objects, dictionary slot, order
 FRACTION = 64  # no value above limit / FRACTION is admitted
@@ -194,21 +194,18 @@ class HotLayer:
 
     def charge(self, key: Hashable, value: Kept, size: int, how: How) -> bool:
         """Charge an entry for a value that it keeps decoded from now on, once; return False if there is no room."""
-        done = []
+        self._if_free(self._charge_more, key, value, size, how)
+        return value.how is how
 
-        def charge() -> None:
-            entry = self.entries.get(key)
-            is_there = entry is not None and entry[VALUE] is value and value.how[0] is None
-            if entry is not None and is_there and entry[COST] + size <= self.admits:
-                value.how = how
-                self.entries[key] = (*entry[:COST], entry[COST] + size, entry[KIND])
-                self.size += size
-                done.append(True)
-                if self.size > self.limit:
-                    self._evict()
-
-        self._if_free(charge)
-        return bool(done)
+    def _charge_more(self, key: Hashable, value: Kept, size: int, how: How) -> None:
+        entry = self.entries.get(key)
+        is_there = entry is not None and entry[VALUE] is value and value.how[0] is None
+        if entry is not None and is_there and entry[COST] + size <= self.admits:
+            value.how = how
+            self.entries[key] = (*entry[:COST], entry[COST] + size, entry[KIND])
+            self.size += size
+            if self.size > self.limit:
+                self._evict()
 
     def keep_missing(self, key: Any, location: tuple[bytes, int, EntryStore], stamp: int) -> None:
         """Remember that the key has no entry, under the same rules of coherence as an entry."""
@@ -325,12 +322,4 @@ def _charge(layer: weakref.ref[HotLayer], key: Hashable, value: Kept, size: int,
 
 
 _HOLE = object()
-_layers: weakref.WeakSet[HotLayer] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for layer in list(_layers):
-        layer.renew_lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_layers: weakref.WeakSet[HotLayer] = told_of_forks(lambda layer: layer.renew_lock())

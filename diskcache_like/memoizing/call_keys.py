@@ -246,12 +246,11 @@ def _types_of(values: Iterable[Any]) -> tuple[str, ...]:
 
 def _any_signature(name: str, typed: bool, ignored: frozenset[int | str]) -> CallKey:
     """Return the key function for a callable without a known signature."""
+    rest, named = _rest(0, ignored), _named(ignored)
 
     def key(*args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        positional = tuple(value for position, value in enumerate(args) if position not in ignored)
-        named = tuple(sorted((word, value) for word, value in kwargs.items() if word not in ignored))
-        made = (name, positional, named)
-        return (*made, _types_of(positional), _types_of(value for _, value in named)) if typed else made
+        made = name, rest(args), named(kwargs)
+        return (*made, _types_of(made[1]), _types_of(value for _, value in made[2])) if typed else made
 
     return key
 

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future, wait
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from ..entries.atomic_key import AtomicKey
 from ..system.signals import reraise_signal
@@ -27,16 +27,6 @@ under_way: contextvars.ContextVar[tuple[list[Any], ...]] = contextvars.ContextVa
 
 T = TypeVar("T")
 Steps = Generator["Step", Any, Any]
-
-
-class Step(Protocol):
-    """Something that takes time, done in a thread or awaited."""
-
-    def run(self) -> Any:
-        """Do it, waiting in this thread."""
-
-    async def arun(self) -> Any:
-        """Do it without blocking the event loop."""
 
 
 class Call(NamedTuple):
@@ -214,6 +204,9 @@ class InBackground(NamedTuple):
     async def arun(self) -> None:
         """Begin them in a task."""
         spawn(take_async(self.steps)).add_done_callback(lambda _: self.ended())
+
+
+Step = Call | Do | Rest | Within | InBackground  # what takes time: `run` in a thread, or await `arun`
 
 
 def _start(steps: Steps, outcome: Future[Any] | None) -> None:

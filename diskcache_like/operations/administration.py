@@ -155,10 +155,6 @@ class Administration(Tagging, SettingsInForce):
             self._apply(name, effective)
         return changed[key]
 
-    def _stored_setting(self, name: str) -> Any:
-        """Return a setting as it is stored now, and leave that in force which is."""
-        return self._shards.stores[0].stored_setting(name)
-
     def _apply(self, name: str, value: Any) -> None:
         """Make a setting effective in this handle."""
         given = self._handle.given

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from ..cache import Cache, atomic_key, refuse_in_transaction_of_face, without_face
 from ..coherence.futex import pauses, slices
-from ..encoding.record import NO_METADATA, Metadata
+from ..encoding.record import Metadata
 from ..entries.atomic_key import REMOVE, Decision
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Expiry, with_expiry
@@ -37,7 +37,7 @@ REMEMBERED = 1000  # leases that ran out and still raise LeaseLost; the owners o
 
 
 class _Shared:
-    """Acquire and release, in threads or tasks, by the atomic steps `_take` and `_give` of each kind of lock."""
+    """Acquire and release, in threads or tasks, as each kind of lock decides by `_taken` and `_given`."""
 
     _noun = "lock"
 
@@ -66,25 +66,46 @@ class _Shared:
     def __reduce__(self) -> Any:
         return (type(self), (self._cache, self._key, self._expire, self._tag))
 
-    # In these three, `wait` is the seconds to wait for the shard's write lock, after which they raise Timeout.
+    # In these, `wait` is the seconds to wait for the shard's write lock, after which they raise Timeout.
 
     def _take(self, owner: Owner, wait: float | None) -> bool:
         """Become an owner if that is possible now."""
-        raise NotImplementedError
+        token = self._new_token(owner)
+        # A look first, so that whoever waits for the lock does not take the write lock.
+        if self._taken(self._cache.get(self._key, ENOVAL), token) is None:
+            return False
+        if not self._atomic.update(lambda found, _: self._taken(found, token), wait):
+            return False
+        self._held.append((owner, token))
+        if len(self._held) > self._most:
+            with suppress(CacheError, TypeError):  # the lock is taken, whatever is wrong with its entry
+                self._forget_lost()
+        return True
 
-    def _give(self, token: str, wait: float | None) -> bool:
-        """Release what `token` owns; return False if it no longer owns anything."""
-        raise NotImplementedError
-
-    def _renew(self, token: str, expire: Expiry | None, wait: float | None) -> bool:
+    def _renew(self, token: str, wait: float | None, expire: Expiry | None) -> bool:
         """Restart the lease of `token`; return False if it no longer owns anything."""
+        lease = self._expire if expire is None else expire
+        return self._atomic.update(lambda found, metadata: self._renewed(found, metadata, token, lease), wait)
 
-        def decide(found: Any, metadata: Metadata) -> Decision:
-            if token not in self._owners_in(found):
-                return None
-            return found, with_expiry(metadata, self._atomic.expiry(expire))
+    # What becomes of the entry, as each kind of lock decides: None if it stays as it is.
 
-        return self._atomic.update(decide, wait)
+    def _new_token(self, owner: Owner) -> str:
+        """Return the token by which an owner is to hold the lock."""
+        return secrets.token_hex(16)
+
+    def _taken(self, found: Any, token: str) -> Decision:
+        """Decide what the entry is once `token` owns it, too, if that is possible."""
+        raise NotImplementedError
+
+    def _given(self, found: Any, metadata: Metadata, token: str) -> Decision:
+        """Decide what is left once what `token` owns is released, if it owns anything."""
+        raise NotImplementedError
+
+    def _renewed(self, found: Any, metadata: Metadata, token: str, expire: Expiry | None) -> Decision:
+        """Decide what the entry is once the lease of `token` begins anew, if it owns anything."""
+        if token not in self._owners_in(found):
+            return None
+        return found, with_expiry(metadata, self._atomic.expiry(expire))
 
     def _owns(self, token: str) -> bool:
         """Tell whether `token` belongs to an owner."""
@@ -150,11 +171,15 @@ class _Shared:
         self._release(self._releaser(), None)
 
     def _release(self, owner: Owner, wait: float | None) -> None:
-        token = self._pop(owner)
+        token = self._token(owner)
         try:
-            owned = self._give(token, wait)
+            self._held.remove((owner, token))
+        except ValueError:  # another thread is releasing it
+            raise NotOwner(f"{self._noun} {self._key!r} is released by two threads at once") from None
+        try:
+            owned = self._atomic.update(lambda found, metadata: self._given(found, metadata, token), wait)
         except BaseException:
-            self._took(owner, token)
+            self._held.append((owner, token))
             raise
         self._atomic.wake()
         if not owned:
@@ -163,7 +188,7 @@ class _Shared:
     def extend(self, expire: Expiry | None = None) -> None:
         """Restart the lease, for `expire` seconds (default: those of the lock); raise NotOwner or LeaseLost."""
         token = self._token(current_owner())
-        if not self._renew(token, self._expire if expire is None else expire, None):
+        if not self._renew(token, None, expire):
             raise self._lost()
 
     async def aextend(self, expire: Expiry | None = None) -> None:
@@ -171,7 +196,7 @@ class _Shared:
         token = self._token(current_owner())
         for seconds in pauses():
             try:
-                if not self._renew(token, self._expire if expire is None else expire, 0):
+                if not self._renew(token, 0, expire):
                     raise self._lost()
             except Timeout:  # somebody else is writing
                 self._refuse_transaction_of_face()
@@ -233,21 +258,6 @@ class _Shared:
                 f"cannot release or extend {self._noun} {self._key!r}: it is not held by this task or thread"
             )
         return token
-
-    def _pop(self, owner: Owner) -> str:
-        """Remove and return the token that `owner` acquired last."""
-        token = self._token(owner)
-        try:
-            self._held.remove((owner, token))
-        except ValueError:  # another thread is releasing it
-            raise NotOwner(f"{self._noun} {self._key!r} is released by two threads at once") from None
-        return token
-
-    def _took(self, owner: Owner, token: str) -> None:
-        self._held.append((owner, token))
-        if len(self._held) > self._most:
-            with suppress(CacheError, TypeError):  # the lock is taken, whatever is wrong with its entry
-                self._forget_lost()
 
     def _forget_lost(self) -> None:
         """Forget the oldest leases that ran out; otherwise they pile up if a caller lets every lease run out."""
@@ -314,21 +324,11 @@ class Lock(_Shared):
         """Tell whether anyone holds the lock."""
         return self._key in self._cache
 
-    def _take(self, owner: Owner, wait: float | None) -> bool:
-        if self._cache.get(self._key, ENOVAL) is not ENOVAL:
-            return False
-        token = secrets.token_hex(16)
+    def _taken(self, found: Any, token: str) -> Decision:
+        return (token, self._metadata()) if found is ENOVAL else None
 
-        def decide(found: Any, _: Metadata) -> Decision:
-            return (token, self._metadata()) if found is ENOVAL else None
-
-        if not self._atomic.update(decide, wait):
-            return False
-        self._took(owner, token)
-        return True
-
-    def _give(self, token: str, wait: float | None) -> bool:
-        return self._atomic.update(lambda found, _: REMOVE if found == token else None, wait)
+    def _given(self, found: Any, metadata: Metadata, token: str) -> Decision:
+        return REMOVE if found == token else None
 
     def _owners_in(self, found: Any) -> dict[str, int]:
         return {str(found): 1}
@@ -341,24 +341,18 @@ class RLock(_Shared):
     cache and key are the same lock.
     """
 
-    def _take(self, owner: Owner, wait: float | None) -> bool:
-        def decide(found: Any, _: Metadata) -> Decision:
-            name, count = self._state(found)
-            return ((owner.name, count + 1), self._metadata()) if name in (None, owner.name) else None
+    def _new_token(self, owner: Owner) -> str:
+        return owner.name
 
-        if decide(self._cache.get(self._key, ENOVAL), NO_METADATA) is None or not self._atomic.update(decide, wait):
-            return False
-        self._took(owner, owner.name)
-        return True
+    def _taken(self, found: Any, token: str) -> Decision:
+        name, count = self._state(found)
+        return ((token, count + 1), self._metadata()) if name in (None, token) else None
 
-    def _give(self, token: str, wait: float | None) -> bool:
-        def decide(found: Any, metadata: Metadata) -> Decision:
-            name, count = self._state(found)
-            if name != token:
-                return None
-            return ((name, count - 1), metadata) if count > 1 else REMOVE  # the lease stays as it is
-
-        return self._atomic.update(decide, wait)
+    def _given(self, found: Any, metadata: Metadata, token: str) -> Decision:
+        name, count = self._state(found)
+        if name != token:
+            return None
+        return ((name, count - 1), metadata) if count > 1 else REMOVE  # the lease stays as it is
 
     def _state(self, found: Any) -> tuple[str | None, int]:
         """Return the name of the owner, and how many times it has acquired, from an entry's value."""
@@ -376,7 +370,7 @@ class RLock(_Shared):
 
     def _token(self, owner: Owner) -> str:
         if self._last(owner) is None and self._owns(owner.name):
-            self._took(owner, owner.name)  # acquired through another object with the same key
+            self._held.append((owner, owner.name))  # acquired through another object with the same key
         return super()._token(owner)
 
 
@@ -437,39 +431,23 @@ class BoundedSemaphore(_Shared):
         slots = self._slots(self._cache.get(self._key, ENOVAL))
         return min((until for _, until in slots if until is not None), default=None)
 
-    def _take(self, owner: Owner, wait: float | None) -> bool:
-        if len(self._slots(self._cache.get(self._key, ENOVAL))) >= self._value:
-            return False
-        token = secrets.token_hex(16)
+    def _taken(self, found: Any, token: str) -> Decision:
+        slots = self._slots(found)
+        if len(slots) >= self._value:
+            return None
+        return self._stored([*slots, (token, self._atomic.expiry(self._expire))])
 
-        def decide(found: Any, _: Metadata) -> Decision:
-            slots = self._slots(found)
-            if len(slots) >= self._value:
-                return None
-            return self._stored([*slots, (token, self._atomic.expiry(self._expire))])
+    def _given(self, found: Any, metadata: Metadata, token: str) -> Decision:
+        slots = self._slots(found)
+        others = [slot for slot in slots if slot[0] != token]
+        return self._stored(others) if len(others) < len(slots) else None
 
-        if not self._atomic.update(decide, wait):
-            return False
-        self._took(owner, token)
-        return True
-
-    def _give(self, token: str, wait: float | None) -> bool:
-        def decide(found: Any, _: Metadata) -> Decision:
-            slots = self._slots(found)
-            others = [slot for slot in slots if slot[0] != token]
-            return self._stored(others) if len(others) < len(slots) else None
-
-        return self._atomic.update(decide, wait)
-
-    def _renew(self, token: str, expire: Expiry | None, wait: float | None) -> bool:
-        def decide(found: Any, _: Metadata) -> Decision:
-            slots = dict(self._slots(found))
-            if token not in slots:
-                return None
-            slots[token] = self._atomic.expiry(expire)
-            return self._stored(list(slots.items()))
-
-        return self._atomic.update(decide, wait)
+    def _renewed(self, found: Any, metadata: Metadata, token: str, expire: Expiry | None) -> Decision:
+        slots = dict(self._slots(found))
+        if token not in slots:
+            return None
+        slots[token] = self._atomic.expiry(expire)
+        return self._stored(list(slots.items()))
 
     def _owners_in(self, found: Any) -> dict[str, int]:
         return {token: 1 for token, _ in self._slots(found)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, Protocol, Self, TypedDict, TypeVar, overload
+from typing import Any, Generic, Self, TypedDict, TypeVar, overload
 
 from ..errors import SettingError
 from .misuse import Spelled, hint, place
@@ -70,10 +70,6 @@ def _choice(*choices: object) -> Callable[[str, object], object]:
     return check
 
 
-def _policy(name: str, value: object) -> str:
-    return policy_named(value).name
-
-
 def _length(name: str, value: object) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1 << 62):
         raise SettingError(f"{name} is {value!r}, expected None for no limit, or an integer from 0 to {1 << 62}")
@@ -92,13 +88,6 @@ def _disk_setting(name: str, value: object) -> object:
     return value
 
 
-class _Configured(Protocol):
-    @property
-    def _handle(self) -> Any: ...
-
-    def reset(self, key: str, value: Any = ..., update: bool = ...) -> Any: ...
-
-
 class Setting(Generic[T]):
     """A setting with its default and its check; as an attribute of a cache it is what is in force in that handle.
 
@@ -114,8 +103,8 @@ class Setting(Generic[T]):
     @overload
     def __get__(self, cache: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, cache: _Configured, owner: type) -> T: ...
-    def __get__(self, cache: _Configured | None, owner: type) -> Self | T:
+    def __get__(self, cache: Any, owner: type) -> T: ...
+    def __get__(self, cache: Any | None, owner: type) -> Self | T:
         if cache is None:
             return self
         try:
@@ -124,7 +113,7 @@ class Setting(Generic[T]):
             raise AttributeError(f"{cache!r} has no setting {self._name!r}", name=self._name, obj=cache) from None
         return value
 
-    def __set__(self, cache: _Configured, value: T) -> None:
+    def __set__(self, cache: Any, value: T) -> None:
         if self._fixed:
             raise SettingError(f"{self._name} of {cache!r} cannot be assigned: {self._fixed}")
         cache.reset(self._name, value, update=False)
@@ -140,7 +129,7 @@ class SettingsInForce(Spelled):
 
     statistics = Setting[int](_integer(0, 1), 0)
     tag_index = Setting[int](_integer(0, 1), 0, "call create_tag_index() or drop_tag_index()")
-    eviction_policy = Setting[str](_policy, "least-recently-stored")
+    eviction_policy = Setting[str](lambda _, value: policy_named(value).name, "least-recently-stored")
     size_limit = Setting[int](_integer(0, 1 << 62), 1 << 30)
     cull_limit = Setting[int](_integer(0, 1 << 31), 10)
     durability = Setting[str](_choice(*DURABILITY), "system")

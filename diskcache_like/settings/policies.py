@@ -18,13 +18,12 @@ USE: Final = 43  # bits below a use in a rank: of entries that were used equally
 
 
 class Policy:
-    """Evict entries in the order in which they were stored last, or none."""
+    """Evict entries in the order of their ranks, which the marks of hits may change; or none."""
 
-    marks = NO_MARKS
-    counts_uses = False  # whether a row says how many uses were counted when it was stored
-
-    def __init__(self, name: str, evicts: bool = True) -> None:
+    def __init__(self, name: str, marks: int = NO_MARKS, evicts: bool = True) -> None:
         self.name = name
+        self.marks = marks
+        self.counts_uses = marks == FREQUENCY  # whether a row says how many uses were counted when it was stored
         self.evicts = evicts  # whether live entries are ever removed to make room
 
     def rank_now(self, rank: int, base: int, mark: int) -> tuple[int, int] | None:
@@ -32,22 +31,11 @@ class Policy:
 
         `mark`: what the hits on its slot have left, `MOST` at most.
         """
+        if self.marks == RECENCY and mark > rank:
+            return mark, 0
+        if self.counts_uses and mark > base:
+            return min(rank + (mark - base << USE), MOST), mark
         return None
-
-
-class _LeastRecentlyUsed(Policy):
-    marks = RECENCY
-
-    def rank_now(self, rank: int, base: int, mark: int) -> tuple[int, int] | None:
-        return (mark, 0) if mark > rank else None
-
-
-class _LeastFrequentlyUsed(Policy):
-    marks = FREQUENCY
-    counts_uses = True
-
-    def rank_now(self, rank: int, base: int, mark: int) -> tuple[int, int] | None:
-        return (min(rank + (mark - base << USE), MOST), mark) if mark > base else None
 
 
 EVICTION_POLICY: dict[str, Policy] = {
@@ -55,8 +43,8 @@ EVICTION_POLICY: dict[str, Policy] = {
     for policy in (
         Policy("none", evicts=False),
         Policy("least-recently-stored"),
-        _LeastRecentlyUsed("least-recently-used"),
-        _LeastFrequentlyUsed("least-frequently-used"),
+        Policy("least-recently-used", RECENCY),
+        Policy("least-frequently-used", FREQUENCY),
     )
 }
 

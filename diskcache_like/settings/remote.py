@@ -4,38 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from functools import wraps
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal
 
 from ..errors import SettingError
 
-Made = TypeVar("Made")
 OnError = Literal["local", "miss", "raise"]
 
 _ON_ERROR: Final = ("local", "miss", "raise")
 _NAMESPACE_LIMIT: Final = 200  # bytes
-_WENT: Final = {
-    "write": "each write is on the server before it returns; what each machine computes for itself needs no remote=",
-    "breaker_errors": "after 5 requests in a row without an answer, nobody on this machine asks for 5 seconds",
-    "breaker_open": "after 5 requests in a row without an answer, nobody on this machine asks for 5 seconds",
-}
 
 
-def _refusing_what_went(cls: type[Made]) -> type[Made]:
-    """Let a class refuse arguments that it has had, and say what holds instead."""
-    make = cls.__init__
-
-    @wraps(make)
-    def checked(self: Made, *arguments: Any, **named: Any) -> None:
-        for name in named.keys() & _WENT.keys():
-            raise SettingError(f"Remote has no argument {name!r}: {_WENT[name]}")
-        make(self, *arguments, **named)
-
-    cls.__init__ = checked  # type: ignore[method-assign, assignment]
-    return cls
-
-
-@_refusing_what_went
 @dataclass(frozen=True)
 class Remote:
     """A server of Redis 6 or newer, or Valkey, that the caches of several machines share.
@@ -96,9 +74,6 @@ class Remote:
     def __getstate__(self) -> Any:
         """Leave the secret out: no pickle may hold it."""
         return {**self.__dict__, "secret": None}
-
-    def __setstate__(self, state: Any) -> None:
-        self.__dict__.update(state)
 
     def __repr__(self) -> str:
         return f"Remote(namespace={self.namespace!r}, max_staleness={self.max_staleness!r})"

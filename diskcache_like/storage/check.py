@@ -275,7 +275,7 @@ def _check_files(store: Store, fix: bool, timeout: float | None, found: _Finding
             if fix:  # still under the lock: a writer looks for its file, under the lock, before it writes the row
                 path = os.path.join(store.directory, name)
                 with contextlib.suppress(FileNotFoundError), file_io.translated_errors(path, FileNotFoundError):
-                    file_io.unlink_found(store.directory, name)
+                    file_io.remove_found(store.directory, name)
         found.add(f"unknown file: {os.path.join(store.directory, name)}", UnknownFileWarning)
 
 
@@ -299,7 +299,7 @@ def _check_directories(store: Store, fix: bool, found: _Findings) -> None:
             if not names and path != store.directory and not os.listdir(path):
                 found.add(f"empty directory: {path}", EmptyDirWarning)
                 if fix:
-                    file_io.rmdir_found(store.directory, os.path.relpath(path, store.directory))
+                    file_io.remove_found(store.directory, os.path.relpath(path, store.directory), os.rmdir)
 
 
 def _check_totals(store: Store, fix: bool, timeout: float | None, found: _Findings) -> None:

@@ -128,7 +128,8 @@ class Deque(InCache, abc.MutableSequence[Any]):
             self._trim(other)
 
     def _refuse_limit(self) -> None:
-        if self._cache._stored_setting(MAXLEN) is not None:  # `maxlen` may take the lock, which may be held here
+        # As it is stored, whatever is in force: `maxlen` may take the lock, which may be held here.
+        if self._cache._shards.stores[0].stored_setting(MAXLEN) is not None:
             raise _Limited
 
     def _trim(self, side: Side) -> None:

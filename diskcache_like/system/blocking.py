@@ -76,16 +76,10 @@ def block(function: Callable[[], T]) -> T:
     return function()
 
 
-class in_thread:  # noqa: N801 - used as a function
-    """Make the calls of the body those of a hop in this thread."""
-
-    __slots__ = ("_hop",)
-
-    def __init__(self, hop: Hop) -> None:
-        self._hop = hop
-
-    def __enter__(self) -> None:
-        _hops[get_ident()] = self._hop
-
-    def __exit__(self, *_: object) -> None:
+def call_in_thread(hop: Hop, function: Callable[[], T]) -> T:
+    """Call a function in this thread, as the call of a hop."""
+    _hops[get_ident()] = hop
+    try:
+        return function()
+    finally:
         _hops.pop(get_ident(), None)

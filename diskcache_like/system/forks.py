@@ -6,6 +6,9 @@ import mmap
 import os
 import sys
 import threading
+import weakref
+from collections.abc import Callable
+from typing import TypeVar
 
 from .signals import reraise_signal
 
@@ -70,6 +73,21 @@ def _wipe_on_fork(page: mmap.mmap) -> bool:
         reraise_signal(error)
         return False
     return True
+
+
+T = TypeVar("T")
+
+
+def told_of_forks(tell: Callable[[T], object]) -> weakref.WeakSet[T]:
+    """Return a set of objects, for each of which `tell` is called in a forked child while it is alive."""
+    told: weakref.WeakSet[T] = weakref.WeakSet()
+
+    def after_fork() -> None:
+        for each in list(told):
+            tell(each)
+
+    os.register_at_fork(after_in_child=after_fork)
+    return told
 
 
 _guard = ForkGuard()

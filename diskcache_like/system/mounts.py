@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from .signals import reraise_signal
@@ -55,10 +56,10 @@ def _open_nearest(path: str) -> int:
 def _listed(descriptor: int) -> Mount | None:
     """Look the mount of an open directory up in the table of mounts."""
     try:
-        number = re.search(rb"^mnt_id:\s*(\d+)", _content(f"{DESCRIPTORS}/{descriptor}"), re.MULTILINE)
+        number = re.search(rb"^mnt_id:\s*(\d+)", Path(DESCRIPTORS, str(descriptor)).read_bytes(), re.MULTILINE)
         # number, parent, device, root, point, options, further fields, "-", kind: blanks in paths are escaped
         form = rb"^%d \d+ \S+ \S+ (\S+) .*?- (\S+) "
-        line = number and re.search(form % int(number[1]), _content(MOUNTS), re.MULTILINE)
+        line = number and re.search(form % int(number[1]), Path(MOUNTS).read_bytes(), re.MULTILINE)
     except OSError as error:
         reraise_signal(error)
         return None
@@ -66,8 +67,3 @@ def _listed(descriptor: int) -> Mount | None:
         return None
     point = _ESCAPE.sub(lambda octal: bytes([int(octal[1], 8)]), line[1])
     return Mount(os.fsdecode(line[2]), os.fsdecode(point))
-
-
-def _content(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        return file.read()

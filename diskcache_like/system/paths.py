@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -48,6 +49,16 @@ def left_on_disk(directory: str) -> int:
 def is_directory(path: str) -> bool:
     """Tell whether a path is a directory, or a link to one."""
     return stat.S_ISDIR(mode_of(path))
+
+
+@contextlib.contextmanager
+def opened_directory(path: str | os.PathLike[str], flags: int = 0) -> Iterator[int]:
+    """Open a directory for the body, which gets its descriptor."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def is_link(path: str) -> bool:
@@ -112,8 +123,5 @@ def _synced_fully(descriptor: int) -> bool:
 
 def sync_directory(path: str) -> None:
     """Bring the entries of the directory at a path to stable storage."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened_directory(path) as handle:
         sync_entries(handle)
-    finally:
-        os.close(handle)

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar
 
-from .blocking import Hop, WouldBlock, block, in_thread, loops
+from .blocking import Hop, WouldBlock, block, call_in_thread, loops
 from .signals import suppress
 from .tasks import current_task
 
@@ -165,7 +165,7 @@ async def in_new_thread(function: Callable[[], T]) -> T:
 async def _hop(submit: Callable[..., Future[T]], function: Callable[[], T], may_be_abandoned: bool = True) -> T:
     """Call a function in another thread; if the task is cancelled, wait all the same until the call has ended."""
     hop = Hop() if may_be_abandoned else None
-    call = partial(block, function) if hop is None else partial(_called, hop, function)
+    call = partial(block, function) if hop is None else partial(call_in_thread, hop, function)
     future = submit(contextvars.copy_context().run, call)
     try:
         await _done(future)
@@ -177,11 +177,6 @@ async def _hop(submit: Callable[..., Future[T]], function: Callable[[], T], may_
             await _done(future, shielded=True)
         raise
     return future.result()
-
-
-def _called(hop: Hop, function: Callable[[], T]) -> T:
-    with in_thread(hop):
-        return function()
 
 
 async def _done(future: Future[Any], shielded: bool = False) -> None:

@@ -21,7 +21,7 @@ from typing import Final
 from ..coherence import futex
 from ..coherence.control_files import open_control_file
 from ..errors import CacheError
-from ..system.forks import process_token
+from ..system.forks import process_token, told_of_forks
 from ..system.signals import reraise_signal
 from .link import Link
 from .scripts import DROP, RENEW, TAKE
@@ -33,8 +33,6 @@ SHORTEST_PERIOD: Final = 0.005
 GATHERED: Final = 0.001  # seconds for which messages are gathered behind one that came alone
 FIRST_PAUSE: Final = 0.1  # seconds before the second try to connect, at most; then twice as long, up to the longest
 LONGEST_PAUSE: Final = 10.0
-
-_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
 
 
 class Listener:
@@ -229,9 +227,4 @@ class Listener:
             state.count("invalidations", len(names))
 
 
-def _after_fork() -> None:
-    for listener in list(_listeners):
-        listener.abandon()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_listeners: weakref.WeakSet[Listener] = told_of_forks(lambda listener: listener.abandon())

@@ -50,13 +50,8 @@ class TieredRows(RowCodec):
         canonical = stored_key if self._sealer is None else keys.encode_key(key)
         digest = self._digest(canonical)
         place = Place(int.from_bytes(digest[:8], "big"))
-        place.stored_key, place.digest, place.canonical, place.key, place.home = (
-            stored_key,
-            digest,
-            canonical,
-            key,
-            home,
-        )
+        place.key, place.canonical, place.digest = key, canonical, digest
+        place.stored_key, place.home = stored_key, home
         place.index = index = place % SLOTS  # `index_of(digest)`
         place.indices = frozenset((index,))
         return stored_key, place, self._tiered[store]
@@ -65,13 +60,9 @@ class TieredRows(RowCodec):
         """Refuse: a queue's order is one index of one database."""
         raise refused_with_remote("a queue")
 
-    def verified(self, key: Any, location: Any, packed: Any) -> Record | None:
-        """Return a record that was verified already, or do what `RowCodec.verified` does."""
-        return packed if type(packed) is Record or packed is None else super().verified(key, location, packed)
-
-    def verified_own(self, key: Any, location: Any, packed: Any) -> Record | None:
-        """Return a record that was verified already, or do what `RowCodec.verified_own` does."""
-        return packed if type(packed) is Record or packed is None else super().verified_own(key, location, packed)
+    def unpacked(self, store: EntryStore, stored_key: bytes, packed: Any) -> Record:
+        """Return a record that was verified already, or do what `RowCodec.unpacked` does."""
+        return packed if type(packed) is Record else super().unpacked(store, stored_key, packed)
 
 
 def parts_of(remote: Any, handle: Handle) -> tuple[Tier, TieredRows, TierHotLayer]:

@@ -262,18 +262,13 @@ def _source(redis: Any, server: Any) -> Any:
         if not hasattr(pool, "connection_class") or not hasattr(pool, "connection_kwargs"):
             raise SettingError(f"server is {server!r}, expected an address or a client of redis-py")
         return pool
-    scheme = server.partition("://")[0]
-    if scheme == "redis+cluster":
-        raise SettingError("redis+cluster: is not offered, since tags need keys of several slots in one step")
-    if scheme == "redis+sentinel":
-        raise SettingError(
-            "redis+sentinel: is not offered as an address; a client of redis-py asks the sentinels: "
-            "Remote(server=redis.Sentinel([(host, 26379), ...]).master_for(service), ...)"
-        )
     try:
         return redis.ConnectionPool.from_url(server)
     except ValueError as error:
-        raise SettingError(f"the server's address is none of redis://, rediss://, unix://: {error}") from None
+        raise SettingError(
+            f"the server's address is none of redis://, rediss://, unix:// ({error}); where sentinels know it, give a "
+            "client of redis-py: Remote(server=redis.Sentinel([(host, 26379), ...]).master_for(service), ...)"
+        ) from None
 
 
 def _packed(commands: Sequence[Sequence[bytes]]) -> bytes:

@@ -94,9 +94,9 @@ class Tier:
 
     def evict(self, tags: Iterable[bytes], within: bytes = b"") -> None:
         """Remove everything with one of some encoded tags, of a namespace if `within` is its tag, on every machine."""
-        digests = self.wire.evicted_digests(tags, within)
+        digests = [self.wire.tag_digest(within + tag) for tag in tags]
         try:
-            self.link.unlink(self.wire.tag_names(digests))
+            self.link.unlink([self.wire.tags + digest for digest in digests])
         finally:
             self.state.change_tags([index_of(digest) for digest in digests])
 

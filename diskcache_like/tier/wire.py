@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
 from ..crypto import aead
-from ..crypto.signing import Signer
+from ..crypto.signing import Signer, keyed
 from ..encoding.made_keys import OF_NAMESPACES, WITHIN
 from ..encoding.record import Record, pack, pack_fields, unpack, unpack_fields
 from ..encoding.tags import split_tags
@@ -40,8 +39,9 @@ class Wire:
         self.probe = self.prefix + b"probe"  # a name that is never there
         self._binding = blake2b(format.encode(), digest_size=DIGEST_SIZE, key=b"dcl remote").digest() + space + b"\0"
         key = b"" if secret is None else blake2b(secret + space, person=b"dcl names").digest()
-        self._entries = blake2b(key=key, digest_size=DIGEST_SIZE, person=b"dcl entry")
-        self._tags = blake2b(key=key, digest_size=DIGEST_SIZE, person=b"dcl tag")
+        self.digest = keyed(blake2b(key=key, digest_size=DIGEST_SIZE, person=b"dcl entry"))  # of a key's canonical form
+        # Of an encoded tag; in a namespace, with the tag of that before it.
+        self.tag_digest = keyed(blake2b(key=key, digest_size=DIGEST_SIZE, person=b"dcl tag"))
         self._signer = None
         self._sealer = None
         if encrypts:
@@ -53,31 +53,16 @@ class Wire:
 
     # -- names --------------------------------------------------------------------------------------------------------
 
-    def digest(self, canonical: bytes) -> bytes:
-        """Return the digest of a key in its canonical form."""
-        state = self._entries.copy()
-        state.update(canonical)
-        return state.digest()
-
     def tag_digests(self, packed: bytes) -> list[bytes]:
         """Return the digests of tags, as a record keeps them; in a namespace also those of tags there alone."""
         if not packed:
             return []
         tags = split_tags(packed)
         within = next((tag for tag in tags if tag.startswith(WITHIN)), None)
-        digests = [self._tag_digest(tag) for tag in tags]
+        digests = [self.tag_digest(tag) for tag in tags]
         if within is None:
             return digests
-        return digests + [self._tag_digest(within + tag) for tag in tags if not tag.startswith(OF_NAMESPACES)]
-
-    def evicted_digests(self, tags: Iterable[bytes], within: bytes) -> list[bytes]:
-        """Return the digests of encoded tags of the whole cache, or of the namespace with the tag `within`."""
-        return [self._tag_digest(within + tag) for tag in tags]
-
-    def _tag_digest(self, tag: bytes) -> bytes:
-        state = self._tags.copy()
-        state.update(tag)
-        return state.digest()
+        return digests + [self.tag_digest(within + tag) for tag in tags if not tag.startswith(OF_NAMESPACES)]
 
     def entry_name(self, digest: bytes) -> bytes:
         """Return the name of an entry."""
@@ -86,10 +71,6 @@ class Wire:
     def lease_name(self, digest: bytes) -> bytes:
         """Return the name of the lease by which one machine computes an entry."""
         return self.prefix + b"l" + digest
-
-    def tag_names(self, digests: list[bytes]) -> list[bytes]:
-        """Return the names of tags."""
-        return [self.tags + digest for digest in digests]
 
     def slot_of(self, name: bytes) -> tuple[bool, int] | None:
         """Return whether a name is that of a tag, and the index of its word; None for a foreign name."""

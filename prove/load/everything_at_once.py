@@ -23,11 +23,11 @@ from benchmarks.usage import usage_of
 from diskcache_like import EVICTION_POLICY, Cache
 from diskcache_like.disk import file_io
 from diskcache_like.entries.hot import COST
+from diskcache_like.storage.shard.open_shard import OpenShard
 from diskcache_like.storage.sqlite.connection import PAGE_SIZE
 from diskcache_like.storage.sqlite.reader_pool import MAX_READERS
 from diskcache_like.storage.upkeep import checkpoints
 from diskcache_like.storage.upkeep.checkpoints import Checkpointer
-from diskcache_like.storage.upkeep.eviction import Evictor
 from diskcache_like.storage.upkeep.trash import Trash
 from tests.support.workers import PATIENCE, Crew, Link, Worker, ready
 
@@ -432,7 +432,7 @@ def evicting(trial: Trial) -> None:
 
 @proof("load-limit-ignored", 5, "nothing is evicted", share=0.5, finds="AssertionError: the volume was ")
 def evicting_nothing(trial: Trial) -> None:
-    with mock.patch.object(Evictor, "evicts", False):
+    with mock.patch.object(OpenShard, "evicts", False):
         evicting(trial)
 
 

@@ -185,9 +185,9 @@ def test_a_file_that_was_changed_is_refused(size: int) -> None:
             changed = bytearray(data)
             changed[position] ^= 1 << chance.randrange(8)
             with pytest.raises(SignatureError):
-                opened(bytes(changed)).verify()
+                list(opened(bytes(changed)).chunks())
     with pytest.raises(SignatureError):
-        opened(data, b"j" * 16).verify()
+        list(opened(data, b"j" * 16).chunks())
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -200,7 +200,7 @@ def test_chunks_can_be_neither_cut_nor_added_nor_exchanged(size: int) -> None:
         forgeries += [b"".join([chunks[1], chunks[0], *chunks[2:]]), b"".join(chunks[1:])]
     for forgery in forgeries:
         with pytest.raises(DecodeError):
-            opened(forgery).verify()
+            list(opened(forgery).chunks())
 
 
 @pytest.mark.parametrize("size", [0, 15, CHUNK + TAG_SIZE + 1, CHUNK + TAG_SIZE + TAG_SIZE, CHUNK + 2 * TAG_SIZE - 1])

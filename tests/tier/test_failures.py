@@ -71,8 +71,6 @@ def _stores(cache: Cache) -> bool:
         ("namespace", ""),
         ("namespace", None),
         ("namespace", "x" * 201),
-        ("write", "behind"),
-        ("write", "through"),
         ("on_error", "ignore"),
         ("timeout", 0),
         ("timeout", -1),
@@ -82,8 +80,6 @@ def _stores(cache: Cache) -> bool:
         ("max_staleness", float("inf")),
         ("max_staleness", True),
         ("stale_if_error", None),
-        ("breaker_errors", 5),
-        ("breaker_open", 5.0),
         ("lease", 0),
         ("max_value", -1),
         ("max_value", 1.5),
@@ -93,6 +89,13 @@ def _stores(cache: Cache) -> bool:
 def test_bad_arguments_are_named(name: str, value: Any) -> None:
     with pytest.raises(SettingError, match=name):
         Remote("redis://127.0.0.1:1", **{"namespace": NAMESPACE, name: value})
+
+
+@pytest.mark.parametrize("name", ["write", "breaker_errors", "breaker_open"])
+def test_arguments_that_there_are_not_are_refused(name: str) -> None:
+    arguments: dict[str, Any] = {"namespace": NAMESPACE, name: 5}
+    with pytest.raises(TypeError, match=name):
+        Remote("redis://127.0.0.1:1", **arguments)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import warnings
 from ...disk.contract import Disk
 from ...disk.json_disk import JSONDisk
 from ...errors import SettingError, StorageError
+from ...system.paths import opened_directory
 from .copy import Migration, MigrationOptions, is_finished
 
 FOLDER = "diskcache_like"
@@ -27,13 +28,10 @@ def copy_once(old: str, disk: type[Disk]) -> None:
     if name not in known:
         raise SettingError(f"only a program that has the disk class {name!r} can read what it wrote")
     new = os.path.join(old, FOLDER)
-    folder = os.open(old, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened_directory(old) as folder:
         fcntl.flock(folder, fcntl.LOCK_EX)
         if not is_finished(new):
             _copy(old, new, MigrationOptions(known[name]))
-    finally:
-        os.close(folder)
 
 
 def _copy(old: str, new: str, options: MigrationOptions) -> None:

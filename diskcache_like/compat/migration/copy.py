@@ -48,7 +48,7 @@ from ...structures.fanout import FanoutCache
 from ...system import paths
 from ...system.signals import suppress
 from .old_database import QUEUE_SPAN, QUEUE_START, OldDatabase, OldRow
-from .source import MAX_IN_MEMORY, Decoder, FoundCache, checked_text, find_layout, is_json
+from .source import MAX_IN_MEMORY, Decoder, Part, checked_text, find_layout, is_json
 
 CHOICES: Final = {"disk": ("auto", "pickle", "json"), "kind": ("auto", "cache", "fanout", "deque", "index")}
 BATCH_ENTRIES: Final = 500
@@ -59,14 +59,6 @@ _ITEM = re.compile(r"(.*)-([0-9]{15})", re.DOTALL)
 _KEPT_SETTINGS = ("size_limit", "cull_limit", "eviction_policy", "statistics", "tag_index", "sqlite_synchronous")
 _DISK_SETTINGS = ("disk_min_file_size", "disk_pickle_protocol")
 _DEFECTS = (DecodeError, KeyEncodeError, KeyTooLarge, ValueEncodeError, ValueTooLarge, ExpiryError)
-
-
-class Part(NamedTuple):
-    """One cache of the old directory: its kind, its name within a FanoutCache, and its databases."""
-
-    kind: str
-    name: str
-    databases: tuple[OldDatabase, ...]
 
 
 class Skipped(NamedTuple):
@@ -172,19 +164,19 @@ class Migration:
         self._decoder = Decoder(json_disk, options.trust_pickles)
         self.parts = [self._with_kind(part, kind) for part in self.parts]
 
-    def _open_parts(self, layout: list[FoundCache], scratch: str) -> Iterator[Part]:
+    def _open_parts(self, layout: list[Part], scratch: str) -> Iterator[Part]:
         number = 0
-        for kind, name, folders in layout:
+        for part in layout:
             databases = []
-            for folder in folders:
+            for folder in part.folders:
                 number += 1
                 try:
                     databases.append(OldDatabase(folder, os.path.join(scratch, str(number))))
                 except (CorruptDatabase, ForeignDatabase, DirectoryError) as error:
-                    if not name and not isinstance(error, CorruptDatabase):
+                    if not part.name and not isinstance(error, CorruptDatabase):
                         raise
                     self._skip(os.path.relpath(folder, self.old), str(error))
-            yield Part(kind, name, tuple(databases))
+            yield part._replace(databases=tuple(databases))
 
     def _with_kind(self, part: Part, kind: str) -> Part:
         """Return the part with its kind corrected if its entries show that it is a Deque."""
@@ -214,7 +206,9 @@ class Migration:
         os.makedirs(folder, 0o700, exist_ok=True)
         file = self._locked(path)
         self._claimed = True
-        known = _parsed(file.read(1 << 20))
+        known = None
+        with suppress(ValueError, RecursionError):  # cut off as it was written
+            known = json.loads(file.read(1 << 20))
         if known is None and len(os.listdir(self.new)) == 1:
             file.seek(0)
             file.truncate()
@@ -481,11 +475,3 @@ def _is_claimed(folder: str, alone: bool) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     return not paths.is_link(folder) and (_STATE in inner or (alone and not inner)) and inner <= {_STATE, _SCRATCH}
-
-
-def _parsed(text: bytes) -> dict[str, Any] | None:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None

@@ -197,7 +197,9 @@ _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
     "LIST": lambda machine, argument: _push(machine, list),
     "TUPLE": lambda machine, argument: _push(machine, tuple),
     "FROZENSET": lambda machine, argument: _push(machine, lambda items: frozenset(map(_hashable, items))),
-    "DICT": lambda machine, argument: _push(machine, _pairs),
+    "DICT": lambda machine, argument: _push(
+        machine, lambda items: {_hashable(key): value for key, value in zip(items[::2], items[1::2], strict=True)}
+    ),
     "TUPLE1": lambda machine, argument: machine.gather(1),
     "TUPLE2": lambda machine, argument: machine.gather(2),
     "TUPLE3": lambda machine, argument: machine.gather(3),
@@ -218,10 +220,6 @@ _ACTIONS: dict[str, Callable[[_Machine, Any], None]] = {
 def _push(machine: _Machine, make: Callable[[list[Any]], Any]) -> None:
     items = machine.marked()
     machine.stack.append(make(items))
-
-
-def _pairs(items: list[Any]) -> dict[Any, Any]:
-    return {_hashable(key): value for key, value in zip(items[::2], items[1::2], strict=True)}
 
 
 def _of_type(value: Any, *types: type) -> Any:

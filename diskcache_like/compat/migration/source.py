@@ -28,12 +28,13 @@ _SAMPLE = 10  # entries of a database that decide whether JSONDisk wrote it
 _SHARD = re.compile(r"[0-9]{3}")
 
 
-class FoundCache(NamedTuple):
-    """A cache in the old directory: its kind, its name within a FanoutCache, and the folders of its databases."""
+class Part(NamedTuple):
+    """A cache of the old directory: its kind, its name within a FanoutCache, and its databases, once they are open."""
 
     kind: str
     name: str
     folders: tuple[str, ...]
+    databases: tuple[OldDatabase, ...] = ()
 
 
 class Decoder(NamedTuple):
@@ -113,7 +114,7 @@ class Decoder(NamedTuple):
             raise DecodeError(f"{what}{error}") from error
 
 
-def find_layout(old: str, kind: str) -> list[FoundCache]:
+def find_layout(old: str, kind: str) -> list[Part]:
     """Return the caches in the old directory: the main one, and the named ones of a FanoutCache."""
     if not paths.is_directory(old):
         raise FileNotFoundError(errno.ENOENT, "no such directory", old)
@@ -128,19 +129,19 @@ def find_layout(old: str, kind: str) -> list[FoundCache]:
     if kind == "fanout" or (kind == "auto" and shards):
         if shards:
             children = [child for below in ("cache", "deque", "index") for child in _named_children(old, below)]
-            return [FoundCache("fanout", "", tuple(shards)), *children]
+            return [Part("fanout", "", tuple(shards)), *children]
     elif alone:
-        return [FoundCache("cache" if kind == "auto" else kind, "", (old,))]
+        return [Part("cache" if kind == "auto" else kind, "", (old,))]
     raise FileNotFoundError(errno.ENOENT, "no cache of DiskCache in this directory", old)
 
 
-def _named_children(old: str, kind: str) -> Iterator[FoundCache]:
+def _named_children(old: str, kind: str) -> Iterator[Part]:
     """Yield the named caches, deques or indexes of a FanoutCache."""
     top = os.path.join(old, kind)
     for folder, inner, names in paths.walk(top):
         inner.sort()
         if DATABASE in names and folder != top and not paths.is_link(top):
-            yield FoundCache(kind, os.path.relpath(folder, top), (folder,))
+            yield Part(kind, os.path.relpath(folder, top), (folder,))
 
 
 def is_json(databases: Sequence[OldDatabase]) -> bool:

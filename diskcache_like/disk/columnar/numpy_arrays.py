@@ -102,7 +102,9 @@ def _description(dtype: np.dtype[Any]) -> Any:
         return dtype.str[0] + dtype.char if by_character else dtype.str
     fields: list[tuple[Any, ...]] = [_ALIGNED] if dtype.isalignedstruct else []
     end = 0
-    for name, (kind, start, *title) in sorted(_fields_of(dtype).items(), key=lambda field: field[1][1]):
+    assert dtype.fields is not None  # which has them by their titles, too
+    own = [(name, dtype.fields[name]) for name in dtype.names]
+    for name, (kind, start, *title) in sorted(own, key=lambda field: field[1][1]):
         if start < end:
             raise ValueError("its fields overlap")
         fields += [("", f"|V{start - end}")] if start > end else []
@@ -110,12 +112,6 @@ def _description(dtype: np.dtype[Any]) -> Any:
         fields.append(((title[0], name) if title else name, *(described if type(described) is tuple else (described,))))
         end = start + kind.itemsize
     return [*fields, ("", f"|V{dtype.itemsize - end}")] if end < dtype.itemsize else fields
-
-
-def _fields_of(dtype: np.dtype[Any]) -> dict[str, tuple[Any, ...]]:
-    assert dtype.names is not None
-    assert dtype.fields is not None
-    return {name: dtype.fields[name] for name in dtype.names}
 
 
 def _has_metadata(dtype: np.dtype[Any]) -> bool:

@@ -187,7 +187,7 @@ def _pack_values(values: Any, arrays: Arrays, inline: bool = False) -> list[Any]
     dtype = values.dtype
     if type(values) is _Numbers:
         return _pack_objects(values, arrays, inline) if dtype.hasobject else _pack_numbers(values, dtype, arrays)
-    for kind, pack, _ in _FORMS:
+    for kind, pack in _FORMS:
         if type(dtype) is kind:
             return list(pack(values, dtype, arrays))
     if isinstance(dtype, pd.StringDtype):
@@ -364,12 +364,12 @@ def _read_arrow(_: list[Any], arrays: Iterator[Any]) -> Any:
     return pd.ArrowDtype(array.type).__from_arrow__(array)
 
 
-_FORMS: Final[tuple[tuple[type, Callable[[Any, Any, Arrays], list[Any]], str], ...]] = (
-    (pd.CategoricalDtype, _pack_categories, "categories"),
-    (pd.DatetimeTZDtype, _pack_zoned, "zoned"),
-    (pd.PeriodDtype, _pack_periods, "periods"),
-    (pd.IntervalDtype, _pack_intervals, "intervals"),
-    (pd.ArrowDtype, _pack_arrow, "arrow"),
+_FORMS: Final[tuple[tuple[type, Callable[[Any, Any, Arrays], list[Any]]], ...]] = (
+    (pd.CategoricalDtype, _pack_categories),
+    (pd.DatetimeTZDtype, _pack_zoned),
+    (pd.PeriodDtype, _pack_periods),
+    (pd.IntervalDtype, _pack_intervals),
+    (pd.ArrowDtype, _pack_arrow),
 )
 _READERS: Final[dict[str, Callable[[list[Any], Iterator[Any]], Any]]] = {
     "numbers": _read_numbers,

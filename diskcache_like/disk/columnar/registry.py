@@ -12,6 +12,7 @@ import mmap
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from msgpack import ExtType
@@ -85,22 +86,12 @@ def _arrow_packer(kind: type) -> Callable[[Any], Packed] | None:
     return _table_packer(arrow.pack_table) if kind in arrow.KINDS else None
 
 
-def _pandas_packer(kind: type) -> Callable[[Any], Packed] | None:
-    pandas = sys.modules["pandas"]
-    if kind is not getattr(pandas, "DataFrame", None) and kind is not getattr(pandas, "Series", None):
+def _frame_packer(kind: type) -> Callable[[Any], Packed] | None:
+    """Return the packer of a frame or series of pandas or polars."""
+    library = kind.__module__.partition(".")[0]
+    if all(kind is not getattr(sys.modules[library], name, None) for name in ("DataFrame", "Series")):
         return None
-    from . import pandas
-
-    return _table_packer(pandas.pack_frame)
-
-
-def _polars_packer(kind: type) -> Callable[[Any], Packed] | None:
-    polars = sys.modules["polars"]
-    if kind is not getattr(polars, "DataFrame", None) and kind is not getattr(polars, "Series", None):
-        return None
-    from . import polars
-
-    return _table_packer(polars.pack_frame)
+    return _table_packer(import_module(f".{library}", __package__).pack_frame)
 
 
 def _table_packer(pack: Callable[[Any], Any]) -> Callable[[Any], Packed]:
@@ -109,8 +100,8 @@ def _table_packer(pack: Callable[[Any], Any]) -> Callable[[Any], Packed]:
 
 _PACKERS: Final = {
     "numpy": _numpy_packer,
-    "pandas": _pandas_packer,
-    "polars": _polars_packer,
+    "pandas": _frame_packer,
+    "polars": _frame_packer,
     "pyarrow": _arrow_packer,
 }
 

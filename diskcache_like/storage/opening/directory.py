@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
 
 from ...errors import DirectoryError, DiskFull, UnsafeDirectory, file_error
 from ...system import paths
@@ -60,7 +58,7 @@ def _make(path: str, shared: bool, sync: bool) -> None:
             raise
         return
     if shared:
-        with _opened(path, os.O_NOFOLLOW) as folder:
+        with paths.opened_directory(path, os.O_NOFOLLOW) as folder:
             paths.set_mode(folder, paths.SHARED_FOLDER)
     if sync:
         paths.sync_directory(parent)
@@ -70,17 +68,8 @@ def _keep_group(path: str) -> None:
     """Have what is made in a directory belong to its group, if this user owns it and only a group may write it too."""
     others = stat.S_IWGRP | stat.S_IWOTH
     if paths.mode_of(path) & (others | stat.S_ISGID) == stat.S_IWGRP:
-        with _opened(path) as folder:
+        with paths.opened_directory(path) as folder:
             paths.set_mode(folder, stat.S_IMODE(os.fstat(folder).st_mode) | stat.S_ISGID)
-
-
-@contextlib.contextmanager
-def _opened(path: str, flags: int = 0) -> Iterator[int]:
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags)
-    try:
-        yield folder
-    finally:
-        os.close(folder)
 
 
 def _refuse_links(path: str) -> None:

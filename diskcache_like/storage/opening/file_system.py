@@ -47,19 +47,12 @@ def check_file_system(directory: str, allowed: bool) -> None:
     if mount is None:
         return
     kind, point = mount
+    found = f"on a file system of type {kind} ({point})"
+    advice = "choose a directory on a local disk, or pass allow_filesystem=True if all processes use this one mount"
     if kind in _REMOTE or kind.startswith(_REMOTE_FAMILIES):
-        raise DirectoryError(
-            errno.EOPNOTSUPP,
-            f"the cache directory is on a file system of type {kind} ({point}): where another machine, host or mount "
-            f"uses the same directory, {_CONSEQUENCE}; choose a directory on a local disk, or pass "
-            "allow_filesystem=True if all processes use this one mount",
-            directory,
-        )
+        others = f"where another machine, host or mount uses the same directory, {_CONSEQUENCE}"
+        raise DirectoryError(errno.EOPNOTSUPP, f"the cache directory is {found}: {others}; {advice}", directory)
     if (kind == "fuse" or kind.startswith("fuse.")) and point not in _warned:
-        warn(
-            f"{directory!r} is on a file system of type {kind} ({point}): if its files are also reached past this "
-            f"mount, {_CONSEQUENCE}; choose a directory on a local disk, or pass allow_filesystem=True if all "
-            "processes use this one mount",
-            FileSystemWarning,
-        )
+        others = f"if its files are also reached past this mount, {_CONSEQUENCE}"
+        warn(f"{directory!r} is {found}: {others}; {advice}", FileSystemWarning)
         _warned.add(point)

@@ -123,7 +123,9 @@ def _open_with(directory: str, config: Config, holding: Holding, generations: Ge
             if not is_there(path, config.shared):
                 raise CorruptDatabase(f"{path!r}: the database is gone or empty")
             connection = connect(path, {**DEFAULT_SETTINGS, **config.given}, config.timeout, reader=True)
-            identity, stored = _read_verified(connection, path)
+            with closed_on_error(connection), corrupt_if_damaged(connection, path):
+                schema.verify(connection, path)
+                identity, stored = read_settings(connection, path)
         except (CorruptDatabase, *FAILURES) as error:
             unreadable(epoch, error if isinstance(error, CorruptDatabase) else mapped(error, path, reads=True))
             continue
@@ -279,12 +281,6 @@ def appends(settings: dict[str, Any]) -> bool:
         and settings["sqlite_journal_mode"] == "wal"
         and not policy_named(settings["eviction_policy"]).counts_uses  # counts uses from the write on, in the row
     )
-
-
-def _read_verified(connection: sqlite3.Connection, path: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    with closed_on_error(connection), corrupt_if_damaged(connection, path):
-        schema.verify(connection, path)
-        return read_settings(connection, path)
 
 
 def _made_or_repaired(directory: str, config: Config) -> GenerationFile:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from threading import get_ident
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...coherence import _native
 from ...coherence.contexts import context, end
@@ -29,40 +29,12 @@ from .invalidation import Invalidation
 from .open_shard import OpenShard
 from .ownership import Transaction
 
+if TYPE_CHECKING:
+    from ..redo_log import RedoLog
+    from ..upkeep.maintenance import Maintenance
+
 _EPOCH, _TICK, _NEXT_EXPIRE = Header.EPOCH, Header.TICK, Header.NEXT_EXPIRE  # for the hot path
 _COUNT, _SETTLED, _CROSS_SHARD, _BUFFER = Header.COUNT, Header.SETTLED, Header.CROSS_SHARD, Header.BUFFER
-
-
-class Upkeep(Protocol):
-    """What rides on taking and releasing the write lock."""
-
-    def flush_buffer(self) -> None:
-        """Flush the write buffer to the database; the lock is held."""
-
-    def remove_expired_if_due(self) -> None:
-        """Remove some expired entries; the lock was just taken for a write."""
-
-    def before_transaction(self, carries: bool = True) -> Carried | None:
-        """Do what cannot be done within a transaction; the lock is held, and one is about to begin.
-
-        What waits in the write buffer is flushed, or, if the transaction `carries`, returned. Where it is flushed, a
-        mark is returned alone.
-        """
-
-    def carry(self, txn: Transaction, carried: Carried) -> None:
-        """Write what waits in the write buffer as a part of a transaction that has just begun."""
-
-    def mend_buffer(self) -> None:
-        """Mend what a holder of the write lock left half done in the write buffer."""
-
-    def unlink_unused(self, columns: list[bytes | str]) -> None:
-        """Unlink the value files of writes that were rolled back."""
-
-    def rolled_back(self, txn: Transaction, error: BaseException) -> None:
-        """Clean up after a transaction that this error has ended."""
-
-    def after_eviction(self) -> None:
-        """Unlink the files of entries that a transaction evicted; it is committed and the lock is held."""
 
 
 class Carried(NamedTuple):
@@ -72,23 +44,10 @@ class Carried(NamedTuple):
     mark: Mark
 
 
-class Log(Protocol):
-    """What makes the commits of several shards one: all or none (`redo_log.py`)."""
-
-    def decide(self, txns: Sequence[tuple[Transactions, Transaction]]) -> Sequence[Transactions]:
-        """Commit one of the open transactions, and so decide for the shards returned: none if one suffices."""
-
-    def forget(self, decided: Sequence[Transactions]) -> None:
-        """Remove what `decide` has stored: all of these are committed, and their locks are held."""
-
-    def complete(self, error: BaseException, txns: Sequence[tuple[Transactions, Transaction]]) -> None:
-        """Commit what this error left uncommitted after the decision; raise what the caller has to be told."""
-
-
 class Transactions:
     """Take and release the write lock of one shard, for single steps and for transactions."""
 
-    upkeep: Upkeep  # set by the store
+    upkeep: Maintenance  # what rides on taking and releasing the lock; set by the store
     # Set by the shard set of several shards: rolls forward a cross-shard transaction that was cut off. Called without
     # this lock; gets the timeout and returns what is left of it.
     roll_forward: Callable[[float | None], float | None] | None = None
@@ -175,7 +134,7 @@ class Transactions:
         if header[_SETTLED] != header[_TICK]:
             shard.generations.correct_tick()
             if shard.ring is not None:
-                self.upkeep.mend_buffer()  # before the slots are even, since then readers keep what they find
+                self.upkeep.buffer.mend()  # before the slots are even, since then readers keep what they find
             shard.generations.settle_unsettled()
             header[_COUNT] = UNCOUNTED  # the last holder may have ended between its commit and the count
             connection.inserted = None
@@ -260,7 +219,7 @@ class Transactions:
         self.connection.begin(txn)
         if carried is not None:
             try:
-                self.upkeep.carry(txn, carried)
+                self.upkeep.buffer.carry(txn, carried)
             except BaseException as error:
                 self.roll_back(txn, error)
                 raise
@@ -292,7 +251,7 @@ class Transactions:
             carried, txn.carried = txn.carried, None  # from here on a signal handler reads what waits in the ring
             self.connection.roll_back()
             if carried is not None:
-                self.upkeep.mend_buffer()  # as after a crash: it may be committed
+                self.upkeep.buffer.mend()  # as after a crash: it may be committed
             self._finish(txn)
             self.upkeep.rolled_back(txn, error)
             self.settle()  # nothing is left for the next holder to mend
@@ -364,7 +323,7 @@ class Savepoint:
 class _Parts:
     """What one transaction has open: in each shard whose lock it takes a transaction, in the others a savepoint."""
 
-    def __init__(self, parts: Sequence[Transactions], log: Log | None, carries: bool) -> None:
+    def __init__(self, parts: Sequence[Transactions], log: RedoLog | None, carries: bool) -> None:
         self._log = log
         self._carries = carries
         self.taken: list[Transactions] = []
@@ -433,7 +392,7 @@ class _Parts:
 
 @context
 def transaction(
-    parts: Sequence[Transactions], timeout: float | None, log: Log | None = None, carries: bool = False
+    parts: Sequence[Transactions], timeout: float | None, log: RedoLog | None = None, carries: bool = False
 ) -> Generator[None, None, None]:
     """Make the body one transaction of the calling task over these shards; nested, a savepoint of it.
 

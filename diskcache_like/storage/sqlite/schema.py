@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Generator
 
-from ...coherence.contexts import context
 from ...errors import CorruptDatabase, DiskCacheDirectory, ForeignDatabase, NewerFormat, OlderFormat
 
 # Of a row: `seq` and `version` are the writes (ticks) that inserted it and that wrote its value last. `rank` is NULL as
@@ -110,20 +108,13 @@ INSERT_TOTALS = "INSERT INTO totals (id, files) VALUES (1, 0)"
 
 def create(connection: sqlite3.Connection, settings: dict[str, object]) -> None:
     """Make the whole schema and store `settings` in one transaction; the caller holds the write lock."""
-    with _committed(connection):
+    connection.execute("BEGIN IMMEDIATE")
+    try:
         for statement in (*REQUIRED, *TRIGGERS, INSERT_TOTALS):
             connection.execute(statement)
         connection.executemany("INSERT INTO setting (name, value) VALUES (?, ?)", settings.items())
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {VERSION}")
-
-
-@context
-def _committed(connection: sqlite3.Connection) -> Generator[None, None, None]:
-    """Commit what the body does, all of it or nothing."""
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:  # else a signal handler raised just after the commit

@@ -34,11 +34,6 @@ class Evictor:
         self._checkpointer = remover.recovery.checkpointer
         self.others: Sequence[Evictor] = ()  # of the other shards, set by the shard set once all are open
 
-    @property
-    def evicts(self) -> bool:
-        """Tell whether live entries are removed for room at all."""
-        return self._shard.evicts
-
     def look_at_volume(self, incoming: int) -> None:
         """Make room for `incoming` bytes if that is due, and set the mark at which this is looked at again.
 
@@ -48,7 +43,7 @@ class Evictor:
         header = self._shard.header
         written = header[Header.WRITTEN]
         due = (header[Header.CHECKPOINTED] if self._connection.txn is None else written) + self._checkpointer.interval()
-        if self.evicts:
+        if self._shard.evicts:
             # Look again when the shard's part of what is left may be used up, or after half a percent of the limit.
             due = min(due, written + self._room_for(incoming))
         self._mark(due)
@@ -70,8 +65,8 @@ class Evictor:
         quota.announce(incoming)
         volume = self.remover.live_volume() + incoming
         free = quota.left(volume)
-        if free < slack and volume > quota.even_part:
-            volume, free = self._shrunk(incoming, volume + free - 2 * slack, quota.even_part - 2 * slack)
+        if free < slack and volume > self._shard.limit:
+            volume, free = self._shrunk(incoming, volume + free - 2 * slack, self._shard.limit - 2 * slack)
         if free < slack:
             free += self.take_back(2 * slack - free)
         if free < slack:
@@ -95,7 +90,7 @@ class Evictor:
         """
         given = 0
         for other in sorted(self.others, key=lambda one: one.quota.reserved(), reverse=True):
-            if given >= wanted or other.quota.reserved() <= other.quota.even_part:
+            if given >= wanted or other.quota.reserved() <= other._shard.limit:
                 break
             try:
                 given += other.give_room(wanted - given)
@@ -109,7 +104,7 @@ class Evictor:
         with self._transactions.locked(0):
             header = self._shard.header
             before = header[Header.RESERVATION]
-            least = max(quota.even_part, before - max(wanted, 8 * quota.slack))
+            least = max(self._shard.limit, before - max(wanted, 8 * quota.slack))
             volume = self.make_room(least)
             self._checkpointer.give_back(0, quota.slack)
             quota.reserve(volume, 0)
@@ -154,7 +149,7 @@ class Evictor:
     def evict_excess(self) -> int:
         """Remove a batch of live entries by rank if there is too much; return how many."""
         volume = self.remover.live_volume()
-        excess = min(-self.quota.left(volume), volume - self.quota.even_part)
+        excess = min(-self.quota.left(volume), volume - self._shard.limit)
         evicted = self._evict(excess) if excess > 0 else 0
         if not evicted:
             self.give_up_reservation()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...coherence.generations import MAX_WORD, NEVER, Header, microseconds
 from ...errors import CorruptDatabase, DiskFull
@@ -16,39 +16,19 @@ from .checkpoints import LATE_RESERVE, RESERVE, is_due
 from .data_keys import DataKeys
 from .eviction import Evictor
 
+if TYPE_CHECKING:
+    from ..write_buffer import WriteBuffer
+
 EXPIRY_PAUSE = 0.1  # seconds until the next look for expired entries, unless many expire; each look flushes what waits
-LITTLE = (
-    RESERVE // 8
-)  # bytes that may wait and still get part of the disk reserve: the database grows by twice that at most
+# Bytes that may wait and still get part of the disk reserve: the database grows by twice that at most.
+LITTLE = RESERVE // 8
 _WRITTEN = Header.WRITTEN  # for the hot path
-
-
-class Flushable(Protocol):
-    """What upkeep needs of a write buffer."""
-
-    def flush(self) -> None:
-        """Flush everything to the database."""
-
-    def carriable(self) -> Carried | None:
-        """Return what waits, and a new mark, if a transaction about to begin can take it along."""
-
-    def carry(self, txn: Transaction, carried: Carried) -> None:
-        """Write that as a part of a transaction that has just begun."""
-
-    def mend(self) -> None:
-        """Mend what a holder of the write lock left half done."""
-
-    def discard(self, shrink: bool = False) -> int:
-        """Remove every entry, and forget what waits; return how many entries the database had.
-
-        `shrink`: cut their pages off in the same transaction.
-        """
 
 
 class Maintenance:
     """Do what is due before a write, before a transaction, and after the write lock was released."""
 
-    buffer: Flushable  # set by the writer
+    buffer: WriteBuffer  # set by the writer
 
     def __init__(self, evictor: Evictor, data_keys: DataKeys) -> None:
         self.evictor = evictor
@@ -56,7 +36,7 @@ class Maintenance:
         self.remover = evictor.remover
         self.recovery = recovery = evictor.remover.recovery
         self.trash = trash = recovery.trash
-        self.unlink_unused, self.after_eviction = trash.unlink_unused, trash.empty_if_possible  # as `Upkeep` says
+        self.unlink_unused, self.after_eviction = trash.unlink_unused, trash.empty_if_possible
         self.transactions = recovery.transactions
         self._shard = recovery.transactions.shard
         self._connection = self._shard.connection
@@ -189,14 +169,6 @@ class Maintenance:
         self.recovery.reclaim_if_needed()
         self.data_keys.reserve_seals()
         return carried
-
-    def carry(self, txn: Transaction, carried: Carried) -> None:
-        """Write what waits in the write buffer as a part of a transaction that has just begun."""
-        self.buffer.carry(txn, carried)
-
-    def mend_buffer(self) -> None:
-        """Mend what a holder of the write lock left half done in the write buffer."""
-        self.buffer.mend()
 
     def rolled_back(self, txn: Transaction, error: BaseException) -> None:
         """Unlink the files of a transaction that this error has ended, and note whether removals need the reserve."""

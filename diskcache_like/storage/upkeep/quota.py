@@ -45,11 +45,6 @@ class Quota:
     def _whole(self) -> int:
         return int(self._shard.settings["size_limit"])
 
-    @property
-    def even_part(self) -> int:
-        """Return the bytes that this shard is sure of."""
-        return self._shard.limit
-
     def left(self, volume: int) -> int:
         """Return the bytes that nobody uses or has reserved, if this shard uses `volume`; negative if too much.
 
@@ -93,5 +88,5 @@ class Quota:
             if noted == 0 or anew:
                 noted = header[_RESERVATION] = min(max(self._reader.volume(), 1), MOST)
         except CacheError:
-            return self.even_part  # it cannot be read just now: what it is sure of
+            return self._shard.limit  # it cannot be read just now: what it is sure of
         return noted
