@@ -22,13 +22,10 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 from zlib import crc32
 
 from ..errors import DecodeError, SignatureError
-
-if TYPE_CHECKING:
-    from ..crypto.signing import Signer
 
 SIMPLE = 1
 SIMPLE_HEAD = b"\x01"
@@ -61,6 +58,18 @@ MODE_PICKLE = 4  # a pickle; decoded only if it is authenticated or trusted
 MODE_BYTES = 5  # a byte string, in the row or a file; compressed if the cache compresses
 MODE_ARRAY = 6  # a NumPy array in NumPy's file format
 MODE_ARROW = 7  # a table or data frame in Arrow's file format
+
+
+class Authenticator(Protocol):
+    """What a record needs from a signer."""
+
+    def tag(self, *parts: bytes) -> bytes:
+        """Return the 16-byte tag over `parts`."""
+        ...
+
+    def verify(self, tag: bytes, *parts: bytes) -> bool:
+        """Tell in constant time whether `tag` belongs to `parts`."""
+        ...
 
 
 class Metadata(NamedTuple):
@@ -118,7 +127,7 @@ def pack_simple(stored_key: bytes, payload: bytes) -> bytes:
     return body + crc32(body, crc32(stored_key)).to_bytes(4, "little")
 
 
-def pack(stored_key: bytes, record: Record, signer: Signer | None = None) -> bytes:
+def pack(stored_key: bytes, record: Record, signer: Authenticator | None = None) -> bytes:
     """Return the BLOB of a record under its stored key; authenticated if a signer is given."""
     if signer is None:
         return pack_simple(stored_key, record.payload) if record.is_simple() else pack_full(stored_key, record)
@@ -164,7 +173,7 @@ def pack_fields(record: Record, flags: int = 0) -> bytes:
     return b"".join((_FIELDS.pack(flags, mode, expire, size, len(tags), len(file)), more, tags, file.encode(), payload))
 
 
-def unpack(stored_key: bytes, packed: object, signer: Signer | None = None, required: bool = False) -> Record:
+def unpack(stored_key: bytes, packed: object, signer: Authenticator | None = None, required: bool = False) -> Record:
     """Verify `packed` against the stored key and return its record.
 
     `signer` verifies authenticated records; without it they cannot be read. `required`: refuse records that are not
@@ -254,7 +263,7 @@ def _are_tags(packed: bytes) -> bool:
     return start == len(packed)
 
 
-def _verify(stored_key: bytes, packed: bytes, signed: bool, signer: Signer | None) -> None:
+def _verify(stored_key: bytes, packed: bytes, signed: bool, signer: Authenticator | None) -> None:
     if not signed:
         if crc32(packed, crc32(stored_key)) != RESIDUE:
             raise DecodeError("record does not match its checksum")

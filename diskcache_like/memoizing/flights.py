@@ -8,16 +8,28 @@ says that the last computation has failed.
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from ..encoding.made_keys import FLIGHTS, NamespacedKey
 from ..entries.atomic_key import AtomicKey
 
-if TYPE_CHECKING:
-    from ..cache import Cache
-
 PATIENCE = 60.0  # seconds at least that others wait for a computation whose process runs; then they take it to hang
 PAUSED = "paused"
+
+
+class Entries(Protocol):
+    """What a flight needs of a cache."""
+
+    def _uncounted(self, key: Any) -> Any:
+        """Return the value of a key, and count neither a hit nor a miss."""
+
+    @property
+    def set(self) -> Callable[..., bool]:
+        """Return `Cache.set`."""
+
+    def delete(self, key: Any, retry: bool = ...) -> bool:
+        """Do what `Cache.delete` does."""
 
 
 class Flight:
@@ -30,7 +42,7 @@ class Flight:
 
     __slots__ = ("_cache", "_mark", "_token", "atomic", "key", "patience")
 
-    def __init__(self, cache: Cache, key: Any, atomic: AtomicKey, patience: float) -> None:
+    def __init__(self, cache: Entries, key: Any, atomic: AtomicKey, patience: float) -> None:
         self.key = key
         self.patience = max(patience, PATIENCE)
         self.atomic = atomic

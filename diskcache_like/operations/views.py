@@ -8,16 +8,25 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..entries.loading import ENOVAL
 
-if TYPE_CHECKING:
-    from ..cache import Cache
-    from ..structures.index import Index
+
+class Entries(Protocol):
+    """What a view looks at."""
+
+    def get(self, key: Any, default: Any = ...) -> Any:
+        """Return the value of `key`, or `default` if it has no live entry."""
+
+    def __getitem__(self, key: Any) -> Any: ...
+    def __contains__(self, key: Any) -> bool: ...
+    def __iter__(self) -> Iterator[Any]: ...
+    def __reversed__(self) -> Iterator[Any]: ...
+    def __len__(self) -> int: ...
 
 
-def pairs(entries: Cache | Index, keys: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+def pairs(entries: Entries, keys: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """Yield key and value of each key that is still there when its turn comes."""
     for key in keys:
         value = entries.get(key, ENOVAL)
@@ -26,9 +35,9 @@ def pairs(entries: Cache | Index, keys: Iterable[Any]) -> Iterator[tuple[Any, An
 
 
 class _View:
-    _mapping: Any  # the views of collections.abc set it, and ask for a Mapping
+    _mapping: Any  # an Entries; the views of collections.abc set it, and ask for a Mapping
 
-    def __init__(self, entries: Cache | Index) -> None:
+    def __init__(self, entries: Entries) -> None:
         super().__init__(entries)  # type: ignore[call-arg]
 
 

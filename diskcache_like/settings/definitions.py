@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, Self, TypedDict, TypeVar, overload
+from typing import Any, Generic, Protocol, Self, TypedDict, TypeVar, overload
 
 from ..errors import SettingError
 from .misuse import Spelled, hint, place
@@ -88,6 +88,13 @@ def _disk_setting(name: str, value: object) -> object:
     return value
 
 
+class _Configured(Protocol):
+    @property
+    def _handle(self) -> Any: ...
+
+    def reset(self, key: str, value: Any = ..., update: bool = ...) -> Any: ...
+
+
 class Setting(Generic[T]):
     """A setting with its default and its check; as an attribute of a cache it is what is in force in that handle.
 
@@ -103,8 +110,8 @@ class Setting(Generic[T]):
     @overload
     def __get__(self, cache: None, owner: type) -> Self: ...
     @overload
-    def __get__(self, cache: Any, owner: type) -> T: ...
-    def __get__(self, cache: Any | None, owner: type) -> Self | T:
+    def __get__(self, cache: _Configured, owner: type) -> T: ...
+    def __get__(self, cache: _Configured | None, owner: type) -> Self | T:
         if cache is None:
             return self
         try:
@@ -113,7 +120,7 @@ class Setting(Generic[T]):
             raise AttributeError(f"{cache!r} has no setting {self._name!r}", name=self._name, obj=cache) from None
         return value
 
-    def __set__(self, cache: Any, value: T) -> None:
+    def __set__(self, cache: _Configured, value: T) -> None:
         if self._fixed:
             raise SettingError(f"{self._name} of {cache!r} cannot be assigned: {self._fixed}")
         cache.reset(self._name, value, update=False)

@@ -19,17 +19,25 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ...coherence.write_lock import WriteLock
 from ...errors import Timeout, TransactionError
 from ..opening.mutex import mutex
 from ..sqlite.reader_pool import ReaderPool
 
-if TYPE_CHECKING:
-    from .open_shard import OpenShard
-
 Resumable = WriteLock | ReaderPool  # what is quiesced before a fork and resumed after it
+
+
+class Forkable(Protocol):
+    """What a fork needs of an open shard."""
+
+    def quiesce(self, quiesced: list[Resumable]) -> None:
+        """Keep other threads out of SQLite, and note what has to be resumed; raise Timeout if that cannot be."""
+
+    def after_fork(self, complete: bool) -> None:
+        """Rid the child of what is open; `complete` says that no thread was opening anything just then."""
+
 
 PATIENCE = 5.0  # seconds that a fork waits for transactions of other threads to end
 
@@ -44,14 +52,14 @@ class _Fork(threading.local):
 
 
 # By age, the order in which a transaction over several shards takes their locks.
-_shards: weakref.WeakValueDictionary[int, OpenShard] = weakref.WeakValueDictionary()
+_shards: weakref.WeakValueDictionary[int, Forkable] = weakref.WeakValueDictionary()
 _ages = itertools.count()
 _fork = _Fork()
 _refused: set[str] = set()
 _kept: list[object] = []
 
 
-def watch(shard: OpenShard) -> None:
+def watch(shard: Forkable) -> None:
     """Quiesce a shard before each fork from now on."""
     with mutex():
         _shards[next(_ages)] = shard

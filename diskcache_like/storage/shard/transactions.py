@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager
 from threading import get_ident
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from ...coherence import _native
 from ...coherence.contexts import context, end
@@ -29,12 +29,58 @@ from .invalidation import Invalidation
 from .open_shard import OpenShard
 from .ownership import Transaction
 
-if TYPE_CHECKING:
-    from ..redo_log import RedoLog
-    from ..upkeep.maintenance import Maintenance
-
 _EPOCH, _TICK, _NEXT_EXPIRE = Header.EPOCH, Header.TICK, Header.NEXT_EXPIRE  # for the hot path
 _COUNT, _SETTLED, _CROSS_SHARD, _BUFFER = Header.COUNT, Header.SETTLED, Header.CROSS_SHARD, Header.BUFFER
+
+
+class Flushable(Protocol):
+    """The write buffer."""
+
+    def flush(self) -> None:
+        """Flush everything to the database."""
+
+    def carriable(self) -> Carried | None:
+        """Return what waits, and a new mark, if a transaction about to begin can take it along."""
+
+    def carry(self, txn: Transaction, carried: Carried) -> None:
+        """Write that as a part of a transaction that has just begun."""
+
+    def mend(self) -> None:
+        """Mend what a holder of the write lock left half done."""
+
+    def discard(self, shrink: bool = False) -> int:
+        """Remove every entry, and forget what waits; return how many entries the database had.
+
+        `shrink`: cut their pages off in the same transaction.
+        """
+
+
+class Upkeep(Protocol):
+    """What rides on taking and releasing the write lock."""
+
+    buffer: Flushable
+
+    def flush_buffer(self) -> None:
+        """Flush the write buffer to the database; the lock is held."""
+
+    def remove_expired_if_due(self) -> None:
+        """Remove some expired entries; the lock was just taken for a write."""
+
+    def before_transaction(self, carries: bool = True) -> Carried | None:
+        """Do what cannot be done within a transaction; the lock is held, and one is about to begin.
+
+        What waits in the write buffer is flushed, or, if the transaction `carries`, returned. Where it is flushed, a
+        mark is returned alone.
+        """
+
+    def unlink_unused(self, columns: list[bytes | str]) -> None:
+        """Unlink the value files of writes that were rolled back."""
+
+    def rolled_back(self, txn: Transaction, error: BaseException) -> None:
+        """Clean up after a transaction that this error has ended."""
+
+    def after_eviction(self) -> None:
+        """Unlink the files of entries that a transaction evicted; it is committed and the lock is held."""
 
 
 class Carried(NamedTuple):
@@ -44,10 +90,23 @@ class Carried(NamedTuple):
     mark: Mark
 
 
+class Log(Protocol):
+    """What makes the commits of several shards one: all or none (`redo_log.py`)."""
+
+    def decide(self, txns: Sequence[tuple[Transactions, Transaction]]) -> Sequence[Transactions]:
+        """Commit one of the open transactions, and so decide for the shards returned: none if one suffices."""
+
+    def forget(self, decided: Sequence[Transactions]) -> None:
+        """Remove what `decide` has stored: all of these are committed, and their locks are held."""
+
+    def complete(self, error: BaseException, txns: Sequence[tuple[Transactions, Transaction]]) -> None:
+        """Commit what this error left uncommitted after the decision; raise what the caller has to be told."""
+
+
 class Transactions:
     """Take and release the write lock of one shard, for single steps and for transactions."""
 
-    upkeep: Maintenance  # what rides on taking and releasing the lock; set by the store
+    upkeep: Upkeep  # set by the store
     # Set by the shard set of several shards: rolls forward a cross-shard transaction that was cut off. Called without
     # this lock; gets the timeout and returns what is left of it.
     roll_forward: Callable[[float | None], float | None] | None = None
@@ -323,7 +382,7 @@ class Savepoint:
 class _Parts:
     """What one transaction has open: in each shard whose lock it takes a transaction, in the others a savepoint."""
 
-    def __init__(self, parts: Sequence[Transactions], log: RedoLog | None, carries: bool) -> None:
+    def __init__(self, parts: Sequence[Transactions], log: Log | None, carries: bool) -> None:
         self._log = log
         self._carries = carries
         self.taken: list[Transactions] = []
@@ -392,7 +451,7 @@ class _Parts:
 
 @context
 def transaction(
-    parts: Sequence[Transactions], timeout: float | None, log: RedoLog | None = None, carries: bool = False
+    parts: Sequence[Transactions], timeout: float | None, log: Log | None = None, carries: bool = False
 ) -> Generator[None, None, None]:
     """Make the body one transaction of the calling task over these shards; nested, a savepoint of it.
 

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ...coherence.generations import MAX_WORD, NEVER, Header, microseconds
 from ...errors import CorruptDatabase, DiskFull
 from ...system.blocking import may_block
 from ..shard.ownership import Transaction
-from ..shard.transactions import Carried
+from ..shard.transactions import Carried, Flushable
 from ..sqlite import statements as sql
 from .checkpoints import LATE_RESERVE, RESERVE, is_due
 from .data_keys import DataKeys
 from .eviction import Evictor
-
-if TYPE_CHECKING:
-    from ..write_buffer import WriteBuffer
 
 EXPIRY_PAUSE = 0.1  # seconds until the next look for expired entries, unless many expire; each look flushes what waits
 # Bytes that may wait and still get part of the disk reserve: the database grows by twice that at most.
@@ -28,7 +24,7 @@ _WRITTEN = Header.WRITTEN  # for the hot path
 class Maintenance:
     """Do what is due before a write, before a transaction, and after the write lock was released."""
 
-    buffer: WriteBuffer  # set by the writer
+    buffer: Flushable  # set by the writer
 
     def __init__(self, evictor: Evictor, data_keys: DataKeys) -> None:
         self.evictor = evictor
@@ -36,7 +32,7 @@ class Maintenance:
         self.remover = evictor.remover
         self.recovery = recovery = evictor.remover.recovery
         self.trash = trash = recovery.trash
-        self.unlink_unused, self.after_eviction = trash.unlink_unused, trash.empty_if_possible
+        self.unlink_unused, self.after_eviction = trash.unlink_unused, trash.empty_if_possible  # as `Upkeep` says
         self.transactions = recovery.transactions
         self._shard = recovery.transactions.shard
         self._connection = self._shard.connection
