@@ -127,10 +127,12 @@ class Computation:
         if flight.atomic.in_transaction():
             return ENOVAL
         inside = [self._name(flight.atomic)]
+        begun = False
         try:
             try:
+                begun = self._attempt(flight.begin, True, True)
                 # Whoever computed before has stored the value, and so changed the slot, before they finished.
-                if not self._attempt(flight.begin, True, True) or flight.atomic.generation() != place[1]:
+                if not begun or flight.atomic.generation() != place[1]:
                     return ENOVAL
                 self.misses += 1
                 under_way.set((*around, inside))
@@ -144,7 +146,8 @@ class Computation:
             finally:
                 inside.clear()
                 under_way.set(around)
-                self._attempt(flight.finish, None)
+                if begun:
+                    self._attempt(flight.finish, None)
         except BaseException:
             inside.clear()  # once more, since a signal handler may have raised in the very steps above
             under_way.set(around)

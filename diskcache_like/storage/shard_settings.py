@@ -61,6 +61,7 @@ class ShardSettings:
                 connection.at_end = partial(self._settle, {**settings}, on_change)
             self._tried += [(name, value)] if stored else []
         if stored:
+            self._shard.generations.internal_tick()  # before the commit: whoever has looked before appends nothing
             connection.put_setting(name, value)
         self._apply(name, value)
         if name == "eviction_policy" and update and before != value:

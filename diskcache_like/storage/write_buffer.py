@@ -224,6 +224,8 @@ class WriteBuffer:
         self._mark_if_tight(self._maintenance.recovery.checkpointer.left_on_disk())  # as after a flush
         if self._is_tight:
             return None
+        if self._shard.appends:
+            self._prepare_appender(ring)  # for a handle that only pulls: its next call may be an append
         try:
             net, _ = self._gather(ring)
         except DecodeError:  # `flush` says so

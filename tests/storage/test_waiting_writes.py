@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, CorruptDatabaseWarning, Deque, Index
+from diskcache_like import Cache, CorruptDatabaseWarning, Deque, FanoutCache, Index
 from diskcache_like.coherence.generations import Header
 from diskcache_like.encoding.keys import queue_key
 from diskcache_like.errors import DiskFull
@@ -316,3 +316,96 @@ def test_an_order_is_read_though_no_index_can_be_made(tmp_path: Path, monkeypatc
 
 def _raise_disk_full(*_: object) -> None:
     raise DiskFull("no room", "")
+
+
+def test_what_was_asked_of_an_older_moment_is_not_remembered(tmp_path: Path) -> None:
+    with FanoutCache(tmp_path, shards=2) as cache:
+        keys = [
+            next(key for key in range(100) if cache._rows.locate(key)[2] is store) for store in cache._shards.stores
+        ]
+        assert len(cache) == 0  # or else the iteration, which does not know that there are few, makes an index
+        for _ in range(2):
+            cache[keys[0]] = cache[keys[1]] = 1
+        found = iter(cache)
+        next(found)
+        cache.flush()
+        assert [*found] == [keys[1]]
+        cache.clear()
+        cache[keys[1]] = 2
+        assert [*cache] == [keys[1]]
+        assert len(cache) == 1
+
+
+@pytest.mark.parametrize("value", [1, bytes(20_000)])
+def test_rows_that_come_and_go_by_other_commits_are_counted(tmp_path: Path, value: Any) -> None:
+    draw, expected = random.Random(6), OrderedDict[str, Any]()
+    with Cache(tmp_path) as cache, Cache(tmp_path) as other:
+        for handle in cache, other:
+            handle["0"] = expected["0"] = 0
+        assert cache.peekitem() == ("0", 0)
+        for number in range(400):
+            handle, key = draw.choice((cache, other)), str(draw.randrange(8))
+            match draw.choice(
+                ("set", "set", "other", "delete", "transact", "flush", "clear" if number % 9 == 0 else "set")
+            ):
+                case "set":
+                    handle[key] = expected[key] = number
+                case "other":
+                    handle[key] = expected[key] = value
+                case "delete":
+                    assert handle.delete(key) == (expected.pop(key, None) is not None)
+                case "transact":
+                    with handle.transact():
+                        handle.delete(key)
+                    expected.pop(key, None)
+                case "flush":
+                    handle.flush()
+                case "clear":
+                    handle.clear()
+                    expected.clear()
+            assert (len(other), [*iter(cache)], [*reversed(other)]) == (
+                len(expected),
+                [*expected],
+                [*reversed(expected)],
+            )
+
+
+def test_a_handle_that_only_pulls_appends(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache, Cache(tmp_path) as worker:
+        for number in range(10):
+            cache.push(number)
+        assert worker.pull()[1] == 0
+        for number in range(1, 6):
+            cache.push(number + 10)
+            assert worker.pull()[1] == number
+            assert ring_of(cache).waiting() > 0, "nothing was flushed"
+
+
+def test_a_handle_that_only_reads_flushes_nothing(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache, Cache(tmp_path) as reader:
+        assert len(cache) == 0
+        cache["key"] = 1
+        assert ([*iter(reader)], len(reader)) == (["key"], 1)
+        assert ring_of(cache).waiting() > 0
+
+
+def test_what_waited_and_is_removed_during_the_iteration_is_left_out(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        cache.set_many(dict.fromkeys(range(300), 1))
+        assert len([*cache]) == 300
+        cache["waits"] = 1
+        found = iter(cache)
+        next(found)
+        del cache["waits"]
+        assert "waits" not in [*found]
+
+
+def test_a_push_that_has_looked_before_a_limit_was_set_appends_nothing(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        cache["key"] = 1
+        tick = Header.TICK
+        header = cache._shards.stores[0].shard.header
+        with cache.transact():
+            before = header[tick]
+            cache.reset("deque_maxlen", 5)
+            assert header[tick] > before, "whoever dies after the commit leaves it so"

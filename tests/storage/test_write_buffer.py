@@ -117,9 +117,6 @@ def test_a_write_waits_and_everybody_sees_it(cache: Cache, other: Cache) -> None
 @pytest.mark.parametrize(
     "look",
     [
-        len,
-        list,
-        lambda cache: list(reversed(cache)),
         lambda cache: cache.volume(),
         lambda cache: list(cache.keys(tags=["a"])),
         lambda cache: cache.tags(),

@@ -238,10 +238,12 @@ class Reader:
         """
         header = self._shard.present_header()
         net = self._waiting_or_flushed()
-        return self._in_order(reverse, min(header[_TICK], NEVER), net)  # more is damage, and SQLite compares no more
+        last = min(header[_TICK], NEVER)  # more is damage, and too much for SQLite to compare
+        return self._in_order(reverse, last, net, self._inserted(net, last))
 
-    def _in_order(self, reverse: bool, last: int, net: dict[bytes, Any]) -> Iterator[tuple[int, bytes, bytes | None]]:
-        waiting = self._inserted(net)
+    def _in_order(
+        self, reverse: bool, last: int, net: dict[bytes, Any], waiting: dict[bytes, Any]
+    ) -> Iterator[tuple[int, bytes, bytes | None]]:
         if reverse:
             yield from (row[:3] for _, row in sorted(waiting.values(), reverse=True))
         statement = sql.IN_REVERSE if reverse else sql.IN_ORDER
@@ -260,7 +262,8 @@ class Reader:
                 break
             reached, net = (rows[-1][1], rows[-1][0]), self._waiting_or_flushed()
         if not reverse:
-            yield from (row[:3] for _, row in sorted(waiting.values()))
+            removed = {key for key, (_, _, _, what, _) in net.items() if what is None}
+            yield from (row[:3] for _, row in sorted(waiting.values()) if row[1] not in removed)
 
     def end(self, last: bool, skip: int = 0) -> tuple[int, bytes, bytes | None, bytes] | None:
         """Return (place, stored key, original key, record) of the entry inserted last, or first, behind `skip` others.
@@ -277,7 +280,7 @@ class Reader:
         if seen is None:
             return None
         tick, net = seen
-        waiting = self._inserted(net).values()
+        waiting = self._inserted(net, tick).values()
         rows = self._select_placed(sql.LAST if last else sql.FIRST, (1 + len(net), 0), flushes=False)
         found = next((row for row in rows if row[1] not in net or _is_row_of(net[row[1]])), None)
         if found is not None and found[1] in net:
@@ -286,9 +289,9 @@ class Reader:
             found = (max if last else min)(waiting)[1]
         return (tick + 1, found) if self._shard.header[_TICK] == tick else None
 
-    def _inserted(self, net: dict[bytes, Any]) -> dict[bytes, Any]:
+    def _inserted(self, net: dict[bytes, Any], tick: int) -> dict[bytes, Any]:
         """Return the entries that wait and are not in the database, which they are all behind, with their numbers."""
-        there = self._present(net)
+        there = self._present(net, tick)
         return {
             key: (number, (home, key, *_original_and_record(what)))
             for key, (number, _, home, what, is_removed) in net.items()
@@ -368,27 +371,34 @@ class Reader:
         if seen is None:
             return None
         number, (tick, net) = header[Header.COUNT], seen  # the count after the tick, which changes before it
-        if number == UNCOUNTED or header[Header.DISPLACED]:
+        if number == UNCOUNTED:
             return None
-        there = self._present(net)
+        there = self._present(net, tick)
         number += sum((what is not None) - (key in there) for key, (_, _, _, what, _) in net.items())
         return number if header[_TICK] == tick else None
 
-    def _present(self, net: dict[bytes, Any]) -> set[bytes]:
-        """Return those of the keys that wait which the database has."""
+    def _present(self, net: dict[bytes, Any], tick: int) -> set[bytes]:
+        """Return those of the keys that wait which the database has; they waited at this tick.
+
+        What it answers is remembered if they waited all the time. From then on whatever changes the rows of the
+        database moves FLUSHED, which never comes back, or, if its writer is killed, makes the count unknown.
+        """
         shard = self._shard
-        # As long as something waits, whatever changes the database first moves FLUSHED, which never comes back.
-        state = shard.epoch, shard.buffer, shard.ring.words[Word.FLUSHED] if net and shard.ring else 0
-        if self._known[0] != state:
-            self._known = state, {}
-        known = self._known[1]
+        header, ring = shard.header, shard.ring
+        if not net or ring is None:
+            return set()
+        state = shard.epoch, shard.buffer, ring.words[Word.FLUSHED], header[Header.COUNT]
+        since, known = self._known
+        known = known if since == state else {}
         asked = {key: home for key, (_, _, home, _, _) in net.items() if key not in known}
         found = {
             key
             for page in sql.batches([*asked.values()])
             for _, key, _ in self._select(sql.SELECT_KEYS, page, flushes=False)
         }
-        known.update((key, key in found) for key in asked)
+        known = known | {key: key in found for key in asked}
+        if header[_TICK] == tick and state[-1] != UNCOUNTED:
+            self._known = state, known
         return {key for key in net if known[key]}
 
     def _waiting_or_flushed(self) -> dict[bytes, Any]:
@@ -410,7 +420,8 @@ class Reader:
         tick = header[_TICK]
         if (
             ring is None
-            or shard.appender is None  # which an encrypted cache has not, so keys tell their queues
+            or shard.disk.sealer is not None  # else a key tells its queue
+            or header[Header.DISPLACED]
             or self._connection.txn is not None
             or header[Header.SETTLED] != tick
             or ring.words[Word.CARRYING]
