@@ -84,6 +84,8 @@ class Writer:
         """
         for _ in range(PUSHES if self._shard.appender is not None else 0):
             number = self._shard.header[_TICK] + 1
+            if number > TICK_LIMIT:  # another thread is closing the shard
+                break
             if self._append_alone(*make(number), expected=2 * number + 1):
                 return
         self._locked(self._push, make, timeout)

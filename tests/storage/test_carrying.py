@@ -20,7 +20,6 @@ LARGE = bytes(1 << 16)
 WRITES: dict[str, Callable[[Cache], object]] = {
     "set of a large value": lambda cache: cache.set("large", LARGE),
     "set_many": lambda cache: cache.set_many({"key": "new", "second": "new"}),
-    "pull": lambda cache: cache.pull(),
     "touch of a large value": lambda cache: cache.touch("large", 100),
 }
 
