@@ -903,11 +903,6 @@ def atomic_key(cache: Cache, key: Any) -> AtomicKey:
     return cache._atomic_key(key)
 
 
-def clock_of(cache: Cache) -> Callable[[], float]:
-    """Return the clock that entries of the cache expire by."""
-    return cache._clock
-
-
 def batches(items: Iterable[Any], size: int) -> Iterator[list[Any]]:
     """Yield the items in lists of `size`, the last of which may be shorter."""
     iterator = iter(items)

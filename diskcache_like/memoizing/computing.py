@@ -80,8 +80,7 @@ class Computation:
     def find(self, key: Any) -> Any:
         """Return the value that is there and need not be looked at twice, or ENOVAL; raise a stored error."""
         read = self.cache._hot_value if self.rules.beta else partial(self.cache.get, default=ENOVAL)
-        value = self._attempt(read, ENOVAL, key)
-        return ENOVAL if value is ENOVAL else self.checked(value)
+        return self.checked(self._attempt(read, ENOVAL, key))
 
     def look(self, key: Any) -> tuple[Any, Place | None]:
         """Return what `find` does or, where the rules are plain, a stored error, and where the key lives."""

@@ -78,12 +78,8 @@ class Store:
         bulk = BulkRemoval(self.maintenance)
         # Bind the methods of the parts directly, to save a call.
         self.read, self.read_many, self.read_versioned = reader.read, reader.read_many, reader.read_versioned
-        self.select, self.refers_to, self.end, self.end_alone = (
-            reader.select,
-            reader.refers_to,
-            reader.end,
-            reader.end_alone,
-        )
+        self.select, self.refers_to = reader.select, reader.refers_to
+        self.end, self.end_alone = reader.end, reader.end_alone
         self.places, self.rows_at, self.tagged = reader.places, reader.rows_at, reader.tagged
         self.tagged_places, self.count_tagged = reader.tagged_places, reader.count_tagged
         self.queue_end, self.queue_page = reader.queue_end, reader.queue_page

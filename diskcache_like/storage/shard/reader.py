@@ -487,7 +487,7 @@ def _original_and_record(what: Any) -> tuple[bytes | None, bytes]:
 
 
 def _is_row_of(net: Any, number: int = 0) -> bool:
-    """Tell whether an entry that waits has a row that was inserted by this write: it is in its place in the order."""
+    """Tell whether an entry that waits keeps the place of its row, which the write with this number inserted."""
     first, _, _, what, is_removed = net
     return what is not None and (not is_removed or number == first)
 
