@@ -123,15 +123,16 @@ def _with_room(trial: Trial, disk: Disk, left: int, make_room: Callable[[Session
         for key in session.may_be:
             session.compare(key, session.read(session.cache, key))
         disk.fill()
+        value = session.value(("room", 0), size)
         try:
             make_room(session)
+            session.cache["room", 0] = value
         except DiskFull:
             if size == LARGE:
                 raise
             _clear(session)  # which needs less room than to remove a part, if others have filled the disk
+            session.cache["room", 0] = value
             trial.count("times only clear made room")
-        value = session.value(("room", 0), size)
-        session.cache["room", 0] = value
         session.may_be["room", 0] = [value]
         session.compare(("room", 0), session.cache.get(("room", 0), MISSING))
         if make_room is _evict:  # the limit is still that low, and the next entry is larger than the small ones
