@@ -182,7 +182,7 @@ class Shard:
     def append(
         self, expected: int, version: int, home: int, stored_key: bytes, value: bytes | None, /, *columns: object
     ) -> int:
-        """Append a record under the write lock; return the slot's new generation, or 0, with nothing done.
+        """Append a record under the write lock; return the slot's new generation, or 0 if it writes nothing.
 
         If the lock is taken, it waits for 200 µs at most, without the GIL. `expected`: the generation that the slot
         must have, or, if it is odd, that it gets during the write; 0 for any.

@@ -120,7 +120,7 @@ class Computation:
     def _compute_alone(self, key: Any, call: Callable[[Computing], Any], place: Place) -> Any:
         """Do what `steps` does where the rules are plain and nobody else computes: with one look and one append.
 
-        Returns ENOVAL, with nothing done, where somebody does, or has written meanwhile, and within a transaction.
+        Returns ENOVAL, and computes nothing, where somebody does or has written meanwhile, and within a transaction.
         """
         flight, around = self.flight(key, place[0]), under_way.get()
         if flight.atomic.in_transaction():

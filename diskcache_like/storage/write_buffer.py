@@ -2,7 +2,7 @@
 
 Any other write carries what waits: it becomes part of its transaction (`carriable`, `carry`), or is flushed before if
 it is too much. So the rest of the package knows the database alone. Readers of one key look into the ring, then at the
-row; readers of many rows flush everything before.
+row. Iteration and counts do so, too, while little waits; other readers of many rows flush everything first.
 
 With any other commit, readers stop looking at records that the database has (`Invalidation`, `Ring.carried`). It, or
 the first append after it, stores a mark in the database: where the chain of records continues. So after a power loss,
@@ -69,7 +69,7 @@ class WriteBuffer:
     ) -> int:
         """Append the newest write of a key in one call that takes and releases the write lock; return as `write` does.
 
-        Returns 0, with nothing done, if the lock is busy, anything else is due, or the slot's generation is not the
+        Returns 0, and writes nothing, if the lock is busy, anything else is due, or the slot's generation is not the
         `expected` one, where one is named: an odd one is that during the write, which tells its number. `version`: that
         of the entry if it keeps it, else 0.
         """

@@ -123,6 +123,7 @@ class Caller:
     def own(self) -> None:
         """Change what nobody else does."""
         getattr(self._work, self.draw.choice(OWN))()
+        self._work.ever.clear()  # which would grow as long as the run does, and nobody asks for
 
     def look_at_own(self) -> None:
         self._work.look()

@@ -1,4 +1,4 @@
-"""Read a shard: every SELECT runs to its end on a connection of the pool; those of many rows flush the buffer first."""
+"""Read a shard: every SELECT runs to its end on a connection of the pool, most of those of many rows after a flush."""
 
 from __future__ import annotations
 
