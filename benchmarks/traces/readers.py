@@ -21,6 +21,7 @@ from benchmarks.peers.spec import BenchmarkError
 
 Request = tuple[int | str, int]
 ORACLE = struct.Struct("<IQIq")  # time, object, size, number of the request that asks for the object next
+FURTHEST, NEVER = 2**48, 2**63 - 1  # numbers of requests beyond which a file is another one; also -1 stands for never
 CHUNK = 4096  # records of that; also bytes of zstd, which become at most some hundred MB
 LONGEST_LINE = 65_536
 MOST_BLOCKS = 1_000_000  # that one line of a trace may ask for
@@ -51,7 +52,7 @@ class Source:
                 raise ValueError(f"longer than {LONGEST_LINE} bytes")
             if not line:
                 return
-            yield line.decode().strip()
+            yield line.decode()
 
 
 def oracle(source: Source) -> Iterator[Request]:
@@ -62,7 +63,7 @@ def oracle(source: Source) -> Iterator[Request]:
             source.place += len(chunk)
             raise ValueError(f"ends within a record of {ORACLE.size} bytes")
         for _, key, size, following in ORACLE.iter_unpack(chunk):
-            if following < -1:
+            if not -1 <= following < FURTHEST and following != NEVER:
                 raise ValueError(f"a next request of number {following}")
             yield key, size
             source.place += ORACLE.size
@@ -70,13 +71,13 @@ def oracle(source: Source) -> Iterator[Request]:
 
 def comma_separated(source: Source) -> Iterator[Request]:
     """Read a CSV with a header; keys are text."""
-    rows = csv.reader(source.lines(), skipinitialspace=True)
+    rows = csv.reader(source.lines(), skipinitialspace=True, strict=True)
     header = [name.strip("# ").lower() for name in next(rows, [])]
     key = _column(header, source.key, KEY_COLUMNS)
     size = _column(header, source.size, SIZE_COLUMNS)
     if key is None:
         raise ValueError(f"no column {' or '.join(KEY_COLUMNS)}; name one of {', '.join(header)} with --key")
-    for row in rows:
+    for row in filter(None, rows):
         if len(row) != len(header):
             raise ValueError(f"{len(row)} columns instead of {len(header)}")
         yield row[key].strip(), 0 if size is None else number(row[size])
@@ -91,7 +92,7 @@ def _column(header: Sequence[str], wanted: str | None, usual: Sequence[str]) -> 
 def arc(source: Source) -> Iterator[Request]:
     """Read ranges of blocks: the first one, how many, something else, and the number of the request."""
     for line in source.lines():
-        if not line:
+        if not line.strip():
             continue
         first, count, *_ = map(number, line.split())
         if count > MOST_BLOCKS:
@@ -103,13 +104,13 @@ def arc(source: Source) -> Iterator[Request]:
 def lirs(source: Source) -> Iterator[Request]:
     """Read numbers of blocks, one in a line; a star is a remark."""
     for line in source.lines():
-        if line and not line.startswith("*"):
-            yield number(line), 0
+        if (text := line.strip()) and not text.startswith("*"):
+            yield number(text), 0
 
 
 def plain(source: Source) -> Iterator[Request]:
     """Read keys, one in a line."""
-    return ((line, 0) for line in source.lines() if line)
+    return ((key, 0) for line in source.lines() if (key := line.strip()))
 
 
 def number(text: str) -> int:

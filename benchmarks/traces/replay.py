@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from benchmarks.measure import Calls, Costs, clock
+from benchmarks.measure import Calls, clock, measure_costs
 from benchmarks.peers.spec import DISKCACHE, OURS, MissingSubject, Spec, Subject, feature
 from benchmarks.report.text import Table, duration
 from benchmarks.traces.sources import Trace
@@ -14,8 +14,8 @@ from benchmarks.workloads.values import value_of
 from benchmarks.workspace import Workspace
 
 USUAL = 200  # bytes of a value where neither the trace nor the command line says it
-LENGTHS = 3  # of a cache that are stored to find out how many entries it holds
-OVERHEAD = 100  # bytes of an entry beside its value, roughly
+TRIALS = 2  # to find out how many entries a limit allows
+OVERHEAD, EMPTY = 100, 32_768  # bytes of an entry beside its value, and of a cache without entries, roughly
 
 
 @dataclass(frozen=True)
@@ -30,22 +30,26 @@ class Replay:
     sets: Calls
 
 
-def subjects() -> Iterator[tuple[Spec, str]]:
-    """Yield the caches that are installed, with each of their policies of eviction."""
+def replays(
+    trace: Trace, sizes: Sequence[int], entries: int, space: Workspace, note: Callable[[str, float], None]
+) -> Iterator[Replay]:
+    """Replay on the caches that are installed, with each of their policies; `sizes` are the objects'."""
+    costs = measure_costs()
     for spec in (OURS, DISKCACHE):
         with suppress(MissingSubject):
-            for policy in spec.load().EVICTION_POLICY:
-                if policy != "none":
-                    yield spec, policy
+            limit, policies = 0, [name for name in spec.load().EVICTION_POLICY if name != "none"]
+            for place, policy in enumerate(policies):
+                note(f"{trace.name}, {spec.name}, {policy}, {entries} entries", place / len(policies))
+                limit = limit or limit_for(sizes, spec, entries, space)
+                kept, times = replay(trace, sizes, spec.having(size_limit=limit, eviction_policy=policy), space)
+                hits = 1 - len(times) / len(trace.keys)
+                yield Replay(spec.label, policy, entries, kept, hits, Calls.of(times, costs.clock))
 
 
-def replay(
-    trace: Trace, sizes: Sequence[int], spec: Spec, policy: str, entries: int, space: Workspace, costs: Costs
-) -> Replay:
-    """Ask one cache for everything, in order; `sizes` are those of the objects' values."""
-    limit = limit_for(sizes, spec, policy, entries, space)
-    times, directory = [], space.fresh("replay")
-    with spec.having(size_limit=limit, eviction_policy=policy).opened(directory) as subject:
+def replay(trace: Trace, sizes: Sequence[int], spec: Spec, space: Workspace) -> tuple[int, list[int]]:
+    """Ask one cache for everything, in order; return how many entries it has then, and what each `set` took."""
+    times, directory = list[int](), space.fresh("replay")
+    with spec.opened(directory) as subject:
         get, put = subject.get, subject.set
         for turn, key in enumerate(trace.keys):
             if get(key) is None:
@@ -55,19 +59,21 @@ def replay(
                 times.append(clock() - start)
         kept = count(subject)
     space.discard(directory)
-    hits = 1 - len(times) / len(trace.keys)
-    return Replay(spec.label, policy, entries, kept, hits, Calls.of(times, costs.clock))
+    return kept, times
 
 
-def limit_for(sizes: Sequence[int], spec: Spec, policy: str, entries: int, space: Workspace) -> int:
-    """Return the size limit with which a cache that is full has about so many entries, by trying one."""
-    limit, directory = entries * (sum(sizes) // len(sizes) + OVERHEAD), space.fresh("trial")
-    with spec.having(size_limit=limit, eviction_policy=policy).opened(directory) as subject:
-        for turn in range(LENGTHS * entries):
-            subject.set(turn, value_of(str(turn), turn, sizes[turn % len(sizes)]))
-        kept = count(subject)
-    space.discard(directory)
-    return limit * entries // max(kept, 1)
+def limit_for(sizes: Sequence[int], spec: Spec, entries: int, space: Workspace) -> int:
+    """Return the size limit with which a cache that is full has about so many entries, by trying some."""
+    each = sum(sizes) // len(sizes) + OVERHEAD
+    limit = EMPTY + entries * each
+    for _ in range(TRIALS):
+        directory = space.fresh("trial")
+        with spec.having(size_limit=limit).opened(directory) as subject:
+            for turn in range(2 * entries):
+                subject.set(turn, value_of(str(turn), turn, sizes[turn % len(sizes)]))
+            limit = max(limit + (entries - count(subject)) * each, EMPTY)
+        space.discard(directory)
+    return limit
 
 
 def count(subject: Subject) -> int:

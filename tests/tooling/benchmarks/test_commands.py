@@ -35,7 +35,18 @@ from ...support.project import ROOT
 pytest.importorskip("diskcache")
 
 TINY = ["--operations", "200", "--repeats", "1", "--processes", "2", "--entries", "400", "--writes", "300"]
-MARKS = ("objectives", "results", "overview", "awaited", "machines", "django", "recommendation", "matrix", "frames")
+MARKS = (
+    "objectives",
+    "results",
+    "overview",
+    "awaited",
+    "machines",
+    "django",
+    "recommendation",
+    "matrix",
+    "frames",
+    "traces",
+)
 
 
 @pytest.mark.parametrize("mark", MARKS)
