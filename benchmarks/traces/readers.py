@@ -76,7 +76,7 @@ def comma_separated(source: Source) -> Iterator[Request]:
     key = _column(header, source.key, KEY_COLUMNS)
     size = _column(header, source.size, SIZE_COLUMNS)
     if key is None:
-        raise ValueError(f"no column {' or '.join(KEY_COLUMNS)}; name one of {', '.join(header)} with --key")
+        raise ValueError(f"no column {' or '.join(KEY_COLUMNS)}; name one of {', '.join(header)[:200]} with --key")
     for row in filter(None, rows):
         if len(row) != len(header):
             raise ValueError(f"{len(row)} columns instead of {len(header)}")
@@ -85,7 +85,7 @@ def comma_separated(source: Source) -> Iterator[Request]:
 
 def _column(header: Sequence[str], wanted: str | None, usual: Sequence[str]) -> int | None:
     if wanted and wanted.lower() not in header:
-        raise ValueError(f"no column {wanted} among {', '.join(header)}")
+        raise ValueError(f"no column {wanted} among {', '.join(header)[:200]}")
     return next((header.index(name) for name in ([wanted.lower()] if wanted else usual) if name in header), None)
 
 
