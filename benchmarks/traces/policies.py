@@ -122,13 +122,13 @@ class Sieve:
 
     def evict(self) -> None:
         """Let the hand go until a key has gone; behind the newest key comes the oldest again."""
-        while True:
+        marked = 1
+        while marked:
+            key, marked = self.ahead.popitem(last=False)
+            if marked:
+                self.passed[key] = 0
             if not self.ahead:
                 self.passed, self.ahead = self.ahead, self.passed
-            key, marked = self.ahead.popitem(last=False)
-            if not marked:
-                return
-            self.passed[key] = 0
 
 
 class Ghosts(Queue):

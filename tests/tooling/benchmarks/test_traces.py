@@ -111,7 +111,7 @@ def test_zstd_is_asked_for_where_it_is_missing(tmp_path: Path, monkeypatch: pyte
             "aaaaaaaaaaabbbbbbbcdddddddea",
             ".++++++++++.++++++..++++++..",
         ),  # the 20th request halves the count of a
-        ("SIEVE", 3, "abcadeadfga", "...+..++..+"),  # a stays in front, and g pushes the newest out
+        ("SIEVE", 3, "abcadeadfgad", "...+..++..+."),  # a stays in front; after e, the newest, the hand begins again
         ("S3-FIFO", 3, "abcaadbcaeab", "...++...+.+."),  # a was used twice; ghosts let b and c into the main queue
         ("ARC", 2, "abacbab", "..+...+"),
         ("W-TinyLFU", 2, "aabcabbda", ".+..+.+.+"),
