@@ -1,8 +1,9 @@
 """The generation file: shared memory in which processes tell each other that an entry may have changed.
 
 The file consists of 64-bit words in the machine's byte order (it never leaves the machine): a header of one page, then
-one generation per slot, then one use mark per slot. An odd generation means that a write to this slot may be
-committing; an even one means that the slot is settled.
+one generation per slot, then one use mark per slot, then half a word per slot for its ghost: the entry that was evicted
+there last. An odd generation means that a write to this slot may be committing; an even one means that the slot is
+settled.
 
 The mapping is MAP_SHARED, so a forked child sees the same memory. The child may go on reading it, and may write it
 under a write lock of its own.
@@ -27,6 +28,7 @@ from .control_files import allocate, fill_holes, open_control_file
 
 PAGE: Final = 4096
 HEADER_WORDS: Final = PAGE // 8
+SLOT_BYTES: Final = 8 + 8 + 4  # generation, use mark and ghost of a slot
 MIN_SLOTS: Final = 2**4
 MAX_SLOTS: Final = 2**20
 DEFAULT_SLOTS: Final = 2**16
@@ -38,13 +40,14 @@ MAX_WORD: Final = 2**64 - 1
 
 # Another layout must use another file name: processes with different layouts in one file would not see each other's
 # generations.
-_FORMAT: Final = 1
+_FORMAT: Final = 2
 _MAGIC: Final = int.from_bytes(b"dcl-gen\0", "big")
 _READY: Final = int.from_bytes(b"complete", "big")
 
 # No count of writes gets this far, so a larger tick comes from a damaged file. Twice a tick is a rank, and must stay
 # below 2**63.
 TICK_LIMIT: Final = 2**62 - 1
+FARTHEST: Final = 2**53  # microseconds from 1970 to 2255: no clock was that far ahead, so an entry from then is damaged
 
 
 class Words(Protocol):
@@ -130,6 +133,12 @@ class Header:
     # Live entries that were removed for room, a count that only grows. Write lock.
     EVICTED: Final = 48
 
+    # Where the two hands of the policy second-chance are, as numbers of rows, and about how many rows are new to it
+    # (storage/upkeep/second_chance.py). Write lock.
+    BOUNDARY: Final = 51
+    HAND: Final = 52
+    PROBATION: Final = 53
+
     # How many numbers of TICK went to no write of a key, but to flushes, ends of transactions, removals of many entries
     # and repairs, a count that only grows. Write lock.
     INTERNAL: Final = 49
@@ -146,12 +155,12 @@ class Header:
 class GenerationFile:
     """Map a shard's generations.
 
-    `header`, `slots` and `uses` are words; a key's slot is its hash modulo the largest prime that is not above the
-    number of slots. After `close` all three are empty.
+    `header`, `slots`, `uses` and `ghosts` are words; a key's slot is its hash modulo the largest prime that is not
+    above the number of slots. After `close` all four are empty.
     Readers index them without a lock. Only the holder of the shard's write lock may call the methods that write.
     """
 
-    __slots__ = ("header", "mask", "path", "slots", "uses")
+    __slots__ = ("ghosts", "header", "mask", "path", "slots", "uses")
 
     def __init__(self, path: Path, mapping: mmap.mmap) -> None:
         self.path = path
@@ -163,6 +172,8 @@ class GenerationFile:
         # Recency and frequency of use. Anyone writes them without a lock: a lost or late update makes an eviction
         # slightly worse, never a value wrong.
         self.uses = _native.Words(mapping, HEADER_WORDS + count, count)
+        # What was evicted (storage/upkeep/second_chance.py). Write lock.
+        self.ghosts = _native.Words(mapping, HEADER_WORDS + 2 * count, count // 2)
 
     @classmethod
     def open_existing(cls, path: str | os.PathLike[str], *, shared: bool = False) -> GenerationFile | None:
@@ -298,12 +309,13 @@ class GenerationFile:
 
     def close(self) -> None:
         """Drop the mapping; it is unmapped when nobody uses its words any more."""
-        self.header = self.slots = self.uses = _EMPTY
+        self.header = self.slots = self.uses = self.ghosts = _EMPTY
 
     def _begin_repair(self, tick: int) -> int:
         """Prepare an existing file for `_initialise`; return a tick beyond every one in it."""
         self.header[Header.READY] = 0
         self.uses.fill(0)
+        self.ghosts.fill(0)
         return max(tick, _tick_beyond(self.header[Header.TICK], self.slots))
 
     def _initialise(self, tick: int, epoch: int) -> None:
@@ -337,12 +349,12 @@ def microseconds(expire: float) -> int:
 
 
 def _size_of(slots: int) -> int:
-    return PAGE + 16 * slots
+    return PAGE + SLOT_BYTES * slots
 
 
 def _slots_in(size: int) -> int | None:
     """Return the slot count of a file of `size` bytes, or None if no slot count gives that size."""
-    slots = (size - PAGE) // 16
+    slots = (size - PAGE) // SLOT_BYTES
     fits = MIN_SLOTS <= slots <= MAX_SLOTS and slots & (slots - 1) == 0 and _size_of(slots) == size
     return slots if fits else None
 
@@ -359,7 +371,7 @@ def _slots_for_repair(descriptor: int, size: int, wanted: int) -> int:
     exact = _slots_in(size)
     if exact is not None:
         return exact
-    least = min(MAX_SLOTS, max(MIN_SLOTS, 1 << (max(0, size - PAGE - 1) // 16).bit_length()))
+    least = min(MAX_SLOTS, max(MIN_SLOTS, 1 << (max(0, size - PAGE - 1) // SLOT_BYTES).bit_length()))
     head = array("Q")
     head.frombytes(os.pread(descriptor, 8 * (Header.SLOTS + 1), 0).ljust(8 * (Header.SLOTS + 1), b"\0"))
     recorded = head[Header.SLOTS]

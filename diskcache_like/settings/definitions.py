@@ -144,7 +144,7 @@ class SettingsInForce(Spelled):
     write_buffer = Setting[int](_integer(0, 1 << 30), 1 << 20)
     # Incremental; full makes deletes 2.7 times slower.
     sqlite_auto_vacuum = Setting[int](_integer(0, 2), 2, _AT_FIRST)
-    sqlite_cache_size = Setting[int](_integer(-(1 << 31), 1 << 31), 1 << 13)  # pages of 2 KiB
+    sqlite_cache_size = Setting[int](_integer(-(1 << 31), 1 << 31), 1 << 13)  # pages of 4 KiB
     sqlite_journal_mode = Setting[str](_choice("wal", "delete"), "wal", _AT_FIRST)
     # Memory-mapped reads turn a transient I/O error into a signal, and were no faster.
     sqlite_mmap_size = Setting[int](_integer(0, 1 << 46), 0)

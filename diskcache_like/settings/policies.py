@@ -3,7 +3,7 @@
 Every entry has a `rank`, and the entry with the lowest rank goes first. The policy decides what the rank is: twice the
 tick at the last store; the same at the last use, plus one, so that a use lies between two writes; or the number of
 uses and, where that is equal, the tick at the last store. A hit leaves a mark in the word of the key's slot, and an
-entry gets its true rank when it would have to go.
+entry gets its true rank when it would have to go. Only `second-chance` has no ranks (storage/upkeep/second_chance.py).
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ USE: Final = 43  # bits below a use in a rank: of entries that were used equally
 class Policy:
     """Evict entries in the order of their ranks, which the marks of hits may change; or none."""
 
-    def __init__(self, name: str, marks: int = NO_MARKS, evicts: bool = True) -> None:
+    def __init__(self, name: str, marks: int = NO_MARKS, evicts: bool = True, ranks: bool = True) -> None:
         self.name = name
         self.marks = marks
         self.counts_uses = marks == FREQUENCY  # whether a row says how many uses were counted when it was stored
+        self.ranks = ranks
         self.evicts = evicts  # whether live entries are ever removed to make room
 
     def rank_now(self, rank: int, base: int, mark: int) -> tuple[int, int] | None:
@@ -45,6 +46,7 @@ EVICTION_POLICY: dict[str, Policy] = {
         Policy("least-recently-stored"),
         Policy("least-recently-used", RECENCY),
         Policy("least-frequently-used", FREQUENCY),
+        Policy("second-chance", RECENCY, ranks=False),
     )
 }
 

@@ -203,10 +203,10 @@ def _check_index(store: Store, fix: bool, timeout: float | None, found: _Finding
 
 
 def _problem(store: Store, check_record: CheckRecord, row: Sequence[Any]) -> str | None:
-    place, stored_key, seq, expire, fresh, tags, size, file, original_key, queue, num, packed = row
+    place, stored_key, number, expire, fresh, tags, size, file, original_key, queue, num, packed = row
     if not isinstance(stored_key, bytes) or not isinstance(packed, bytes):
         return "key or record is not a BLOB"
-    if not isinstance(seq, int) or seq > store.shard.generations.highest_tick():
+    if number > store.shard.generations.highest_tick():
         return "its place in the order of insertion is beyond the last write, so that iteration leaves it out"
     try:
         record = check_record(store, place, stored_key, packed)

@@ -312,10 +312,7 @@ def _apply(store: Store, part: Part, identifier: bytes, piece: Callable[[int], b
     header[Header.COUNT] = UNCOUNTED
     header[Header.FILES] = 1  # before the commit, as everything that says what there may be from it on
     header[Header.NEXT_EXPIRE] = 0
-    try:
-        store.recovery.run(step)
-    finally:
-        store.connection.inserted = None
+    store.recovery.run(step)
 
 
 def _restore(store: Store, content: object) -> None:

@@ -1,26 +1,28 @@
 """The rows of one shard: where a key's row lies, and every way in which the row of one key is changed.
 
-A row lies at its key's hash, or in one of the three places after it where other keys have the same hash. The write lock
-is held, and the slots of what changes are odd (`Invalidation`) or, while the write buffer is flushed, do not matter.
+A row's place is its key's hash, or one of the three after it where other keys have the same hash. The write lock is
+held, and the slots of what changes are odd (`Invalidation`) or, while the write buffer is flushed, do not matter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from sqlite3 import IntegrityError
 from typing import Any, Literal
 
-from ..coherence.generations import NEVER, Header, microseconds
+from ..coherence.generations import FARTHEST, NEVER, UNCOUNTED, Header, microseconds
 from ..encoding.record import unpack
-from ..errors import DecodeError, SignatureError
+from ..errors import DecodeError, SignatureError, StorageError
 from .shard.invalidation import Invalidation
 from .shard.open_shard import OpenShard
 from .shard.ownership import HOME
+from .shard.reader import places_of
 from .shard.row import Row, Touch
 from .sqlite import statements as sql
 from .sqlite.connection import corrupt
 from .upkeep.trash import Trash
 
-_DISPLACED, _NEXT_EXPIRE = Header.DISPLACED, Header.NEXT_EXPIRE  # for the hot paths
+_COUNT, _DISPLACED, _NEXT_EXPIRE = Header.COUNT, Header.DISPLACED, Header.NEXT_EXPIRE  # for the hot paths
 
 # A BLOB is bound as a bytearray: for bytes the sqlite3 module looks for an adapter each time, which costs several times
 # the copy (half a microsecond in Python 3.11).
@@ -31,6 +33,7 @@ _ALONE = [0, None, None, None, None]  # of a row without file, original key and 
 # for a record alone; then expiry, freshness, tags, original key, queue, number there.
 Small = tuple[Any, ...]
 _ALL, _NO_COLUMNS = 11, (None,) * 6
+_ANY_NUMBER = None  # instead of the number of a new row: SQLite picks one
 
 
 def small(home: int, stored_key: bytes, row: Row | bytes, version: int, seq: int) -> Small:
@@ -62,42 +65,55 @@ class Rows:
         The third part of `change`: the key most likely has a row, so the cheaper UPDATE is tried first. `seq`: the
         write that made the entry, if it is new and that was not this one.
         """
+        number = tick if seq is None else seq
+        # A flush may come to a row for the second time, or bring new metadata for one that it has inserted.
+        existed = seq is not None and bool(self._connection.select(sql.HAS_NUMBER, (seq,)))
+        self._mark(home, tick)
+        try:
+            inserted = self._put(home, tick, change, number)
+        except IntegrityError:
+            self._put(home, tick, change, _ANY_NUMBER)
+            self._catch_up()
+            return True
+        # The number that this connection inserted last is that of this write only if the row is new.
+        if inserted == number and not existed:
+            self._invalidation.count(1)
+        return True
+
+    def _put(self, home: int, tick: int, change: tuple[bytes, Row | bytes, bool], number: int | None) -> int | None:
+        """Do what `put` does for a row with this number, if it is new; return the number that was inserted last."""
         stored_key, row, known = change
         shard = self._shard
-        seq = tick if seq is None else seq
         displaced = shard.header[_DISPLACED]
         if type(row) is bytes:
-            is_special = displaced or shard.policy.counts_uses
-            if not is_special and self._put_record(home, stored_key, row, tick, seq, known):
-                return True
+            if not displaced and not shard.policy.counts_uses:
+                inserted = self._put_record(home, stored_key, row, tick, number, known)
+                if inserted is not None:
+                    return inserted
             row = Row(row)
         assert isinstance(row, Row)
         if row.expire is not None:
             self._expires_at(row.expire)
         self._trash.expect()  # for the file that the row may have had
         place = self._place(home, stored_key) if displaced else home
-        if not (known and self._replace_value(place, stored_key, row, tick)):
-            self._put_columns(place, stored_key, row, tick, seq)
-        return True
+        if known and self._replace_value(place, stored_key, row, tick):
+            return 0
+        return self._put_columns(place, stored_key, row, tick, number)
 
-    def _put_record(self, home: int, stored_key: bytes, packed: bytes, tick: int, seq: int, known: bool) -> bool:
-        """Write a record alone; return False if the place is another key's, or its row has more than a record."""
+    def _put_record(
+        self, home: int, stored_key: bytes, packed: bytes, tick: int, number: int | None, known: bool
+    ) -> int | None:
+        """Write a record alone; return None if the place is another key's, or its row has more than a record.
+
+        Else return as `_put` does.
+        """
         connection = self._connection
         cursor = connection.cursor or connection.open_cursor()
         parameters = (tick, _blob(packed), home, _blob(stored_key))
-        inserted = connection.inserted
-        if inserted is None:
-            inserted = connection.last_inserted()
-        added = known or home == inserted
-        if added and cursor.execute(sql.UPDATE_RECORD, parameters).rowcount:
-            return True
-        done = cursor.execute(sql.UPSERT_RECORD, (*parameters, seq))
-        if not done.rowcount:
-            return False
-        if added or done.lastrowid != inserted:
-            connection.inserted = home
-            self._invalidation.count(1)
-        return True
+        if known and cursor.execute(sql.UPDATE_RECORD, parameters).rowcount:
+            return 0
+        done = cursor.execute(sql.UPSERT_RECORD, (*parameters, number))
+        return done.lastrowid if done.rowcount else None
 
     def _replace_value(self, place: int, stored_key: bytes, row: Row, tick: int) -> bool:
         """Replace record and expiry of a row whose other columns stay as they are; return False if they do not."""
@@ -111,27 +127,30 @@ class Rows:
         parameters = (tick, _blob(packed), expire, fresh, place, _blob(stored_key), tags)
         return execute(sql.UPDATE_EXPIRING, parameters).rowcount == 1
 
-    def _put_columns(self, place: int, stored_key: bytes, row: Row, tick: int, seq: int, placed: bool = False) -> None:
-        """Write all columns of a row at a place.
+    def _put_columns(
+        self, place: int, stored_key: bytes, row: Row, tick: int, number: int | None, placed: bool = False
+    ) -> int | None:
+        """Write all columns of a row at a place; return as `_put` does.
 
         `placed`: the place was looked for already; if it is taken all the same, rows are not where they belong.
         """
-        shard, connection = self._shard, self._connection
-        execute = connection.open().execute
-        inserted = connection.last_inserted()
-        same = place == inserted
-        exists = same and execute(sql.SELECT_V, (place,)).fetchone() is not None
+        shard = self._shard
         packed, *columns = row
-        done = execute(
-            sql.UPSERT, (place, _blob(stored_key), tick, *self._first_rank(place), *columns, _blob(packed), seq)
+        done = self._connection.open().execute(
+            sql.UPSERT, (place, _blob(stored_key), tick, *self._first_rank(place), *columns, _blob(packed), number)
         )
-        if not done.rowcount:
-            if placed:
-                raise corrupt(f"{shard.path!r}: a row is found at a place that is free", shard.path)
-            self._put_columns(self._place(place & HOME, stored_key), stored_key, row, tick, seq, placed=True)
-        elif not exists if same else done.lastrowid != inserted:
-            connection.inserted = place
-            self._invalidation.count(1)
+        if done.rowcount:
+            return done.lastrowid
+        if placed:
+            raise corrupt(f"{shard.path!r}: a row is found at a place that is free", shard.path)
+        return self._put_columns(self._place(place & HOME, stored_key), stored_key, row, tick, number, placed=True)
+
+    def _mark(self, home: int, tick: int) -> None:
+        """Count an overwrite as a use where rows have no ranks; it is none for a row that this very write inserts."""
+        shard = self._shard
+        if not shard.policy.ranks:
+            slot = home % shard.slot_prime
+            shard.uses[slot] = max(shard.uses[slot], 2 * tick)
 
     def _first_rank(self, place: int) -> tuple[int | None, int]:
         """Return the columns `rank` and `base` of a row that is stored now."""
@@ -140,12 +159,24 @@ class Rows:
         return None, shard.uses[(place & HOME) % shard.slot_prime] & NEVER if by_uses else 0
 
     def put_many(self, rows: Sequence[Small]) -> bool:
-        """Write rows without files, in order of their places, which share pages; of equal keys the last one stays.
+        """Write rows without files, in order of insertion; of equal keys the last one stays.
 
         Returns False if some place is another key's: the caller writes each by itself then, in the same transaction.
         """
         if not rows:
             return True
+        for row in () if self._shard.policy.ranks else rows:
+            self._mark(row[2], row[0])
+        try:
+            return self._put_many(rows)
+        except StorageError as error:
+            if not isinstance(error.__cause__, IntegrityError):
+                raise
+        is_done = self._put_many([(*row[:4], _ANY_NUMBER, *row[5:]) for row in rows])
+        self._catch_up()
+        return is_done
+
+    def _put_many(self, rows: Sequence[Small]) -> bool:
         present, execute_many = self.present, self._connection.execute_many
         full = [row for row in rows if len(row) == _ALL]
         earliest = min((row[5] for row in full if row[5] is not None), default=None)
@@ -162,11 +193,20 @@ class Rows:
         done = 0 if full else execute_many(sql.UPSERT_RECORD, rows).rowcount
         if done < len(rows):
             done = execute_many(sql.UPSERT_SMALL, [(*row, *_NO_COLUMNS)[:_ALL] for row in rows]).rowcount
-        if there < len(places):
-            self._connection.inserted = None
         is_done = done == len(rows)
         self._invalidation.count((len(places) if is_done else len(present(places))) - there)
         return is_done
+
+    def _catch_up(self) -> None:
+        """Let the next write be later than every row: another row has the number of this one.
+
+        Damage may bring that about, or a count of writes that went back, as control files that are older than the
+        database do. Nobody knows the number of entries then.
+        """
+        header = self._shard.header
+        header[_COUNT] = UNCOUNTED
+        ((last,),) = self._connection.select(sql.LAST_NUMBER, (FARTHEST,))
+        header[Header.TICK] = max(header[Header.TICK], last + 1)
 
     def _expires_at(self, expire: float) -> None:
         """Have entries that expire then removed in time."""
@@ -224,7 +264,9 @@ class Rows:
         return {home for batch in sql.batches(places) for (home,) in select(sql.SELECT_PRESENT, batch)}
 
     def _probes(self, home: int) -> list[Any]:
-        return self._connection.select(sql.SELECT_PROBES, (home, home + 3))
+        rows = self._connection.select(sql.SELECT_PROBES, (home, home + 3))
+        places_of(rows, self._shard.path)
+        return rows
 
     def _found_place(self, home: int, stored_key: bytes) -> int:
         """Return the place of a key; its hash if it has no row."""

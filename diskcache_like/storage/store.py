@@ -17,10 +17,9 @@ from ..coherence.generations import UNCOUNTED, Header, Words
 from ..disk import file_io
 from ..disk.contract import Disk
 from ..encoding import file_names
-from ..errors import CacheError, DirectoryError, DiskFull, StorageError, Timeout, TransactionError
+from ..errors import DirectoryError, DiskFull, StorageError, Timeout, TransactionError
 from ..system.blocking import may_block
 from ..system.forks import token_word
-from ..system.signals import suppress
 from .opening import opener
 from .opening.identity import Config
 from .shard.invalidation import Invalidation
@@ -29,7 +28,6 @@ from .shard.reader import Reader
 from .shard.row import REMOVE, Change, Decide, Remove, Row, Touch
 from .shard.transactions import Transactions
 from .shard_settings import ShardSettings
-from .sqlite import schema
 from .sqlite import statements as sql
 from .sqlite.connection import PAGE_SIZE
 from .upkeep.bulk_removal import BulkRemoval
@@ -218,13 +216,8 @@ class Store:
         self.flush(max(self.shard.config.timeout, READ_TIMEOUT))
 
     def scan(self, reverse: bool = False) -> Iterator[tuple[int, bytes, bytes | None]]:
-        """Do what `Reader.scan` does; where there are many entries, first make the index that it needs for pages."""
+        """Do what `Reader.scan` does."""
         self.shard.ready()
-        if self.shard.header[_COUNT] > sql.MANY and not self.connection.has_index(schema.CREATE_SEQ_INDEX):
-            may_block()
-            # Neither a full disk nor a writer is a reason not to read.
-            with suppress(CacheError), self.transaction(0):
-                self.connection.ensure_index(schema.CREATE_SEQ_INDEX)
         return self.reader.scan(reverse)
 
     def volume(self) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 from math import inf
-from operator import itemgetter
 from typing import Any, Final, Literal
 from zlib import crc32
 
@@ -372,7 +371,6 @@ class Writer:
             first = shard.generations.next_tick()
             shard.header[_TICK] = first + len(rows) - 1
             parameters = [small(home, key, row, first + i, first + i) for i, (home, key, row) in enumerate(rows)]
-            parameters.sort(key=itemgetter(2))  # stable: of equal keys the last one stays the last
             return self._rows.put_many(parameters)
 
     # -- removal ------------------------------------------------------------------------------------------------------

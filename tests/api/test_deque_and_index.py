@@ -232,7 +232,7 @@ def test_a_damaged_value_raises_until_a_check_removes_it(tmp_path: Path, kind: t
     found = made(kind, tmp_path, [BIG, "b", "c"])
     found.cache.close()
     if harm == "row":
-        first = "(SELECT h FROM entry ORDER BY seq LIMIT 1)"
+        first = "(SELECT h FROM entry ORDER BY id LIMIT 1)"
         plant(tmp_path, f"UPDATE entry SET v = substr(v, 1, length(v) - 1) || X'00' WHERE h = {first}")
     else:
         (file,) = value_files(tmp_path)

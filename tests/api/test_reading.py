@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, Entry
+from diskcache_like import EVICTION_POLICY, Cache, Entry
 from diskcache_like.storage.shard.ownership import Transaction
 from diskcache_like.storage.shard.writer_connection import WriterConnection
 
@@ -223,7 +223,7 @@ def test_read_gives_expiry_and_tag_too(cache: Cache, clock: Clock) -> None:
 
 
 def test_every_hit_is_counted_whatever_else_it_notes(tmp_path: Path) -> None:
-    for policy in ("none", "least-recently-stored", "least-recently-used", "least-frequently-used"):
+    for policy in EVICTION_POLICY:
         with Cache(tmp_path / policy, eviction_policy=policy, statistics=True) as cache:
             cache["text"] = "value"
             cache["list"] = [1]

@@ -443,7 +443,13 @@ def test_constants_keep_their_identity_on_their_way_to_another_process() -> None
         assert pickle.loads(pickle.dumps(constant)) == constant
     assert ENOVAL != UNKNOWN
     assert repr(ENOVAL) == "ENOVAL"
-    assert set(EVICTION_POLICY) == {"none", "least-recently-stored", "least-recently-used", "least-frequently-used"}
+    assert set(EVICTION_POLICY) == {
+        "none",
+        "least-recently-stored",
+        "least-recently-used",
+        "least-frequently-used",
+        "second-chance",
+    }
 
 
 def synchronous(cache: Cache) -> set[int]:

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from diskcache_like.coherence import generations
-from diskcache_like.coherence.generations import HEADER_WORDS, PAGE, GenerationFile, Header
+from diskcache_like.coherence.generations import HEADER_WORDS, PAGE, SLOT_BYTES, GenerationFile, Header
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.errors import DirectoryError, DiskFull, UnsafeDirectory
 from diskcache_like.system import boot as system_boot
 
 SLOTS = 64
-SIZE = PAGE + 16 * SLOTS
+SIZE = PAGE + SLOT_BYTES * SLOTS
 
 Make = Callable[..., GenerationFile]
 
@@ -201,13 +201,13 @@ def test_a_damaged_header_is_refused_and_mended_in_place(
     assert reopen()
 
 
-@pytest.mark.parametrize("size", [0, 1, 100, PAGE - 1, PAGE, PAGE + 1, PAGE + 16 * 16, SIZE - 1])
+@pytest.mark.parametrize("size", [0, 1, 100, PAGE - 1, PAGE, PAGE + 1, PAGE + SLOT_BYTES * 16, SIZE - 1])
 def test_a_cut_file_is_refused_and_grown_again(
     make: Make, reopen: Callable[[], bool], path: Path, opened: list[GenerationFile], size: int
 ) -> None:
     opened.append(make(tick=50))
     os.truncate(path, size)
-    exact = size == PAGE + 16 * 16  # also the size of a smaller layout; the header says otherwise
+    exact = size == PAGE + SLOT_BYTES * 16  # also the size of a smaller layout; the header says otherwise
     assert not reopen()
     mended = make()
     assert mended.mask + 1 == (16 if exact else SLOTS)
@@ -223,14 +223,14 @@ def test_a_cut_file_gets_the_count_its_header_notes(make: Make, path: Path) -> N
 
 
 def test_without_a_header_a_cut_file_never_gets_fewer_slots_than_fit_its_size(make: Make, path: Path) -> None:
-    path.write_bytes(b"\xff" * (PAGE + 16 * 900))
+    path.write_bytes(b"\xff" * (PAGE + SLOT_BYTES * 900))
     path.chmod(0o600)
     assert make(slots=16).mask + 1 == 2**10
 
 
 def test_a_file_larger_than_any_layout_is_cut_to_the_largest(path: Path, opened: list[GenerationFile]) -> None:
     path.touch(0o600)
-    os.truncate(path, PAGE + 16 * 2**20 + 1)
+    os.truncate(path, PAGE + SLOT_BYTES * 2**20 + 1)
     assert GenerationFile.open_existing(path) is None
     opened.append(GenerationFile.create(path))
     assert opened[0].mask + 1 == 2**20

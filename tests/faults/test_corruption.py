@@ -308,7 +308,7 @@ def misplace_a_page(directory: Path) -> None:
     """Change what the database notes about the place of a page, which no reading or writing of entries looks at."""
     path = directory / "cache.db"
     data = bytearray(path.read_bytes())
-    data[2048 + 4] += 1  # the second page maps those behind it: type and parent of each
+    data[4096 + 4] += 1  # the second page maps those behind it: type and parent of each
     path.write_bytes(data)
 
 
@@ -360,8 +360,8 @@ def put_out_of_order(directory: Path, tree: str) -> None:
     ("tree", "step"),
     [
         ("tagged", lambda cache: list(cache.keys(tags=["tag"]))),
-        ("entry", lambda cache: list(cache.keys(prefix="k"))),
-        ("entry", lambda cache: cache.check()),
+        ("entry_place", lambda cache: list(cache.keys(prefix="k"))),
+        ("entry_place", lambda cache: cache.check()),
     ],
     ids=["keys by tag", "keys by prefix", "check"],
 )
@@ -420,7 +420,7 @@ def test_a_removal_that_finds_rows_which_are_not_there_ends(directory: Path) -> 
 
 
 def test_an_entry_that_iteration_would_leave_out_is_reported_and_mended(directory: Path) -> None:
-    plant(directory, "UPDATE entry SET seq = ? WHERE k = ?", 1 << 62, b"\xa1a")
+    plant(directory, "UPDATE entry SET id = ? WHERE k = ?", 1 << 62, b"\xa1a")
     with closing(Cache(directory)) as cache:
         (problem,) = cache.check(fix=True)
         assert "order of insertion" in str(problem.message)

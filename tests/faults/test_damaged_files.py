@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache, FanoutCache, Index
+from diskcache_like import EVICTION_POLICY, Cache, FanoutCache, Index
 from diskcache_like.coherence.generations import MAX_WORD, Header
 from diskcache_like.errors import CorruptDatabaseWarning, DecodeError
 
@@ -83,7 +83,7 @@ def test_a_schema_damaged_in_use_so_that_rows_have_no_place(
             with closing(sqlite3.connect(path, isolation_level=None)) as other:
                 ((version,),) = other.execute("PRAGMA schema_version")
                 other.execute("PRAGMA writable_schema = ON")
-                other.execute("UPDATE sqlite_master SET sql = replace(sql, 'h INTEGER', 'h INTEGAR')")
+                other.execute("UPDATE sqlite_master SET sql = replace(sql, 'id INTEGER', 'id INTEGAR')")
                 other.execute(f"PRAGMA schema_version = {version + 1}")
         with pytest.warns(CorruptDatabaseWarning):
             use(cache)
@@ -266,7 +266,7 @@ def test_generations_made_anew_after_the_clock_was_ahead_count_on_from_the_entri
 
 def test_generations_made_anew_do_not_count_on_from_a_damaged_entry(directory: Path) -> None:
     with closing(sqlite3.connect(directory / "cache.db")) as database, database:
-        database.execute("UPDATE entry SET seq = seq | (1 << 61) WHERE h = (SELECT max(h) FROM entry)")
+        database.execute("UPDATE entry SET id = id | (1 << 61) WHERE h = (SELECT max(h) FROM entry)")
     (directory / "cache.gen").unlink()
     with closing(Cache(directory)) as cache:
         assert len(list(cache)) == ENTRIES - 1
@@ -315,7 +315,7 @@ def test_a_number_of_writes_that_is_lost_costs_no_entry(directory: Path) -> None
 
 
 def test_an_entry_moved_beyond_the_last_write_is_found(directory: Path) -> None:
-    plant(directory, "UPDATE entry SET seq = version + 100 WHERE version = (SELECT max(version) FROM entry)")
+    plant(directory, "UPDATE entry SET id = version + 100 WHERE version = (SELECT max(version) FROM entry)")
     with closing(Cache(directory)) as cache:
         assert len(list(cache)) < ENTRIES
         assert any("writes were counted" in str(problem.message) for problem in cache.check(fix=True))
@@ -346,7 +346,7 @@ def test_a_number_of_writes_that_changes_in_use_is_mended_by_the_next_write(
         assert list(other)[-1] == "more"
 
 
-@pytest.mark.parametrize("policy", ["none", "least-recently-stored", "least-recently-used", "least-frequently-used"])
+@pytest.mark.parametrize("policy", EVICTION_POLICY)
 def test_a_number_of_writes_that_ends_in_use_begins_anew(tmp_path: Path, policy: str) -> None:
     for before in range(7):
         with closing(Cache(tmp_path / str(before), eviction_policy=policy)) as cache:
@@ -417,13 +417,14 @@ RANKING = ("TICK", ("TICK", "SETTLED"), "uses")  # what eviction by each policy 
     [
         *((word, "least-recently-stored") for word in (*COUNTS, *RANKING[1:])),
         *((word, policy) for word in RANKING for policy in ("least-recently-used", "least-frequently-used")),
+        *((word, "second-chance") for word in (*RANKING, "BOUNDARY", "HAND", "PROBATION", "EVICTED", "ghosts")),
     ],
     ids=str,
 )
 def test_a_count_that_is_at_its_end_fails_no_call(tmp_path: Path, word: str | tuple[str, ...], policy: str) -> None:
     def spoil(number: int) -> None:
-        if word == "uses":
-            store.shard.generations.uses.fill(number)
+        if word in ("uses", "ghosts"):
+            getattr(store.shard.generations, word).fill(number)
         else:
             for name in (word,) if isinstance(word, str) else word:
                 store.shard.header[getattr(Header, name)] = number

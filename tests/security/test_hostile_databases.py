@@ -193,14 +193,14 @@ def test_a_planted_shard(tmp_path: Path) -> None:
         FanoutCache(tmp_path / "cache")
 
 
-@pytest.mark.parametrize("version", [4, 99, 2**31 - 1])
+@pytest.mark.parametrize("version", [5, 99, 2**31 - 1])
 def test_a_database_of_a_newer_version(directory: Path, version: int) -> None:
     plant(directory, f"PRAGMA user_version = {version}")
     before = database_of(directory)
-    with pytest.raises(NewerFormat, match=rf"cache\.db.*format {version}.*reads only 3: upgrade"):
+    with pytest.raises(NewerFormat, match=rf"cache\.db.*format {version}.*reads only 4: upgrade"):
         Cache(directory)
     assert database_of(directory) == before
-    plant(directory, "PRAGMA user_version = 3")
+    plant(directory, "PRAGMA user_version = 4")
     with closing(Cache(directory)) as cache:
         assert cache["a"] == "text"
         assert cache.check() == []
@@ -209,7 +209,7 @@ def test_a_database_of_a_newer_version(directory: Path, version: int) -> None:
 @pytest.mark.parametrize(
     ("planted", "error", "words"),
     [
-        ("PRAGMA user_version = 1", OlderFormat, "format 1.*reads only 3: delete the directory, or export"),
+        ("PRAGMA user_version = 1", OlderFormat, "format 1.*reads only 4: delete the directory, or export"),
         (
             "INSERT INTO setting VALUES ('dictionary.1', x'00')",
             OlderFormat,
@@ -344,8 +344,10 @@ def test_an_expiry_that_is_no_number_blocks_no_operation(
         assert cache.check() == []
 
 
-@pytest.mark.parametrize("policy", ["least-recently-used", "least-frequently-used", "least-recently-stored"])
-@pytest.mark.parametrize("column", ["version", "base", "rank", "seq"])
+@pytest.mark.parametrize(
+    "policy", ["least-recently-used", "least-frequently-used", "least-recently-stored", "second-chance"]
+)
+@pytest.mark.parametrize("column", ["version", "base", "rank"])
 def test_a_row_without_a_rank_is_evicted_as_others_are(directory: Path, column: str, policy: str) -> None:
     """Damage may make any column NULL: its kind is a byte in the row."""
     with database(directory) as connection:
@@ -472,7 +474,7 @@ def test_no_operation_reads_rows_without_end(tmp_path: Path, tree: str) -> None:
     assert {name: problem for name, problem in found.items() if problem} == {}
 
 
-@pytest.mark.parametrize("tree", ["entry_seq", "setting", "sqlite_schema"])
+@pytest.mark.parametrize("tree", ["entry_place", "setting", "sqlite_schema"])
 def test_what_is_read_without_end_is_damage(directory: Path, tree: str) -> None:
     make_endless(directory, tree)
     with pytest.warns(CorruptDatabaseWarning), closing(Cache(directory)) as cache:
@@ -489,7 +491,7 @@ def test_a_schema_that_names_an_index_without_end_is_damage(directory: Path) -> 
         directory,
         """WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < 99)
         INSERT INTO sqlite_schema SELECT type, name, tbl_name, rootpage, NULL FROM sqlite_schema, number
-        WHERE name = 'entry_seq'""",
+        WHERE name = 'entry_place'""",
     )
     make_endless(directory, "sqlite_schema")
     with pytest.warns(CorruptDatabaseWarning), closing(Cache(directory)) as cache:

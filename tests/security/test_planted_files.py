@@ -170,7 +170,7 @@ def test_a_planted_journal_removes_no_file(tmp_path: Path, mode: str) -> None:
     with Cache(directory, sqlite_journal_mode=mode) as cache:
         cache["key"] = 1
     size = (directory / "cache.db").stat().st_size
-    (directory / "cache.db-journal").write_bytes(journal(victim, 2048, size // 2048))
+    (directory / "cache.db-journal").write_bytes(journal(victim, 4096, size // 4096))
     with pytest.raises(UnsafeDirectory, match="journal"):
         Cache(directory)
     assert victim.read_text() == "mine"

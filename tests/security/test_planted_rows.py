@@ -165,7 +165,7 @@ def test_a_payload_that_the_disk_class_never_writes(tmp_path: Path) -> None:
         stored, h, _ = cache._rows.locate("key")
     for payload in (b"\x05", b"\xc0", b"\x81\xa1a\x01"):
         blob = pack(stored, Record(MODE_RAW, payload, Metadata()), None)
-        plant(tmp_path, "INSERT OR REPLACE INTO entry (h, k, seq, version, v) VALUES (?, ?, 1, 1, ?)", h, stored, blob)
+        plant(tmp_path, "INSERT OR REPLACE INTO entry (h, k, version, v) VALUES (?, ?, 1, ?)", h, stored, blob)
         with closing(Cache(tmp_path, disk=OwnDisk, **DIRECT)) as cache:
             assert cache.get("key") is None
             for look in (list, lambda cache: cache.get_entry("key"), lambda cache: cache.peekitem()):

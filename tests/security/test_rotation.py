@@ -185,7 +185,7 @@ def test_damaged_entries_do_not_hinder_a_rotation(tmp_path: Path) -> None:
         (file,) = {*value_files(tmp_path)} - before
         file.unlink()
         cache["damaged"] = "value"
-    plant(tmp_path, "UPDATE entry SET v = zeroblob(40) WHERE seq = (SELECT max(seq) FROM entry)")
+    plant(tmp_path, "UPDATE entry SET v = zeroblob(40) WHERE id = (SELECT max(id) FROM entry)")
     with Cache(tmp_path, secret=OLD) as cache:
         cache.rotate(NEW)
     with Cache(tmp_path, secret=NEW) as cache:

@@ -28,6 +28,7 @@ from diskcache_like.storage.upkeep.recovery import Recovery
 from diskcache_like.storage.writer import Writer
 
 from ..support.cache_kinds import Opener, few
+from ..support.tampering import plant
 
 
 @contextmanager
@@ -126,16 +127,20 @@ def test_a_value_file_is_kept_for_the_database_that_takes_the_place_of_a_damaged
 
 # -- a database that calls the disk full because it is damaged ----------------------------------------------------------
 
-ROW = b"r" * 2500  # with four of them the root page has no room for another one
+ROW = b"r" * 4950  # with four of them the root page has no room for another one
 BEYOND = struct.pack(">I", 0xF0000000)
 MOST = 0x3FFFFFFF  # pages of a database before SQLite 3.45, which calls one full that refers to a page beyond
 
 
 @pytest.fixture(params=["wal", "delete"])
 def directory(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """Return a cache whose rows go on in pages that are not there, so that their page cannot be divided."""
+    """Return a cache whose rows go on in pages that are not there, so that their page cannot be divided.
+
+    They are in front of the next rows, which would else have a page of their own.
+    """
     with closing(Cache(tmp_path / "cache", sqlite_journal_mode=request.param)) as cache:
         cache.set_many({number: ROW for number in range(4)})
+    plant(tmp_path / "cache", "UPDATE entry SET id = id + (1 << 60)")
     path = tmp_path / "cache" / "cache.db"
     damaged, number = re.subn(rb"(?<=rrrr)\0\0\0[^\0]", BEYOND, path.read_bytes())
     assert number == 4

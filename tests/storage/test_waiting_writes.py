@@ -15,10 +15,8 @@ import pytest
 from diskcache_like import Cache, CorruptDatabaseWarning, Deque, FanoutCache, Index
 from diskcache_like.coherence.generations import Header
 from diskcache_like.encoding.keys import queue_key
-from diskcache_like.errors import DiskFull
 from diskcache_like.storage.opening import opener
 from diskcache_like.storage.shard.writer_connection import WriterConnection
-from diskcache_like.storage.sqlite import schema
 
 from ..support.cache_kinds import NEEDS_CIPHER, SECRET
 from ..support.tampering import plant
@@ -299,23 +297,6 @@ def test_an_end_is_taken_by_one_append(tmp_path: Path) -> None:
             assert index.popitem(last) == item
             assert ring_of(cache).waiting() > 0, "nothing was flushed"
         assert [*index.items()] == [(3, 3)]
-
-
-def test_an_order_is_read_though_no_index_can_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Cache(tmp_path) as cache:
-        cache.set_many(dict.fromkeys(range(500), 1))
-        with monkeypatch.context() as patch:
-            patch.setattr(WriterConnection, "ensure_index", _raise_disk_full)
-            assert [*cache] == [*range(500)]
-            assert [*reversed(cache)] == [*reversed(range(500))]
-        assert not cache._shards.stores[0].connection.has_index(schema.CREATE_SEQ_INDEX)
-        assert [*cache] == [*range(500)]
-        assert cache._shards.stores[0].connection.has_index(schema.CREATE_SEQ_INDEX)
-        assert cache.check() == []
-
-
-def _raise_disk_full(*_: object) -> None:
-    raise DiskFull("no room", "")
 
 
 def test_what_was_asked_of_an_older_moment_is_not_remembered(tmp_path: Path) -> None:

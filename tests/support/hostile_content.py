@@ -76,7 +76,7 @@ BAD_SETTINGS: list[tuple[str, object]] = [
 COLUMNS = {
     "entry": (
         "k",
-        "seq",
+        "h",
         "version",
         "rank",
         "base",

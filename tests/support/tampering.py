@@ -69,7 +69,7 @@ def stored_of(cache: Cache, key: object) -> bytes:
 
 TREES = (
     "entry",
-    "entry_seq",
+    "entry_place",
     "entry_expire",
     "entry_queue",
     "entry_file",
@@ -297,7 +297,6 @@ def fill(cache: Cache) -> None:
     cache[1.0] = "a key with a spelling"
     cache.push("item")
     cache.push("item", prefix="p")
-    cache.peekitem()  # which makes the index on the order
     for number in range(100):
         cache[number + 10] = f"{number} " * 20
 

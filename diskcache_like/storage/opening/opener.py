@@ -15,7 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...coherence.generations import UNCOUNTED, GenerationFile, Header
+from ...coherence.generations import FARTHEST, UNCOUNTED, GenerationFile, Header
 from ...coherence.ring import LEAST_CAPACITY, Mark, Ring
 from ...errors import CorruptDatabase
 from ...settings.definitions import DEFAULT_SETTINGS
@@ -62,7 +62,6 @@ NO_RING = 1  # as the number of a write buffer: there is none
 BEGINNING = (1 << 64) - 1  # the number while one is being begun; no handle has it, so each looks again
 MAX_COUNTED = 1 << 62
 TAKEN_BACK = 60_000_000  # writes whose count a power loss may take back: those of a minute, after which it is on disk
-FARTHEST = 1 << 53  # microseconds from 1970 to 2255: no clock was that far ahead, so an entry from then is damaged
 _COUNTED = (
     Header.TICK,
     Header.SETTLED,

@@ -17,7 +17,7 @@ from .open_shard import OpenShard
 from .ownership import ALL_SLOTS, HOME
 
 WRITE_COST = FRAME  # bytes that the WAL grows by for most writes
-_TICK, _WRITTEN, _COUNT = Header.TICK, Header.WRITTEN, Header.COUNT  # for the hot paths
+_TICK, _WRITTEN, _COUNT, _PROBATION = Header.TICK, Header.WRITTEN, Header.COUNT, Header.PROBATION  # for the hot paths
 
 # What commits a change to one key's entry: gets the key's hash, the number of the write, and arguments of its own, in
 # one tuple because a call with a star costs as much as two without.
@@ -97,7 +97,7 @@ class Invalidation:
 
     def _failed(self, error: BaseException) -> None:
         """Say that nobody knows whether a statement was committed; raise the package's error for one of SQLite's."""
-        self._connection.inserted, self._connection.in_doubt = None, True
+        self._connection.in_doubt = True
         self._shard.header[_COUNT] = UNCOUNTED
         if isinstance(error, FAILURES):
             self._connection.fail(error)
@@ -124,6 +124,8 @@ class Invalidation:
         """Add what a commit has added to the number of entries."""
         header = self._shard.header
         count = header[_COUNT]
+        if added > 0:
+            header[_PROBATION] = header[_PROBATION] + added & MAX_WORD
         if count != UNCOUNTED:
             count += added
             header[_COUNT] = count if 0 <= count < UNCOUNTED else UNCOUNTED  # less than none is damage

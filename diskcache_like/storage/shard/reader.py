@@ -17,7 +17,6 @@ from ...errors import CorruptDatabase, DecodeError, DirectoryError, KeyringError
 from ...system.forks import token_word
 from ..opening.identity import BUFFER_MARK
 from ..opening.opener import mark_in
-from ..sqlite import schema
 from ..sqlite import statements as sql
 from ..sqlite.connection import FAILURES, PAGE_SIZE, Failure, corrupt, mapped, walked
 from ..sqlite.reader_pool import ReaderPool
@@ -233,8 +232,7 @@ class Reader:
         """Return an iterator of (place, stored key, original key) in order of insertion.
 
         What is inserted later is left out, and what is removed meanwhile as well, from the next page on. If more than a
-        little waits in the write buffer, it is flushed first. No read transaction stays open between pages. Where the
-        index on that order is not known to exist, all is one page.
+        little waits in the write buffer, it is flushed first. No read transaction stays open between pages.
         """
         header = self._shard.present_header()
         net = self._waiting_or_flushed()
@@ -247,10 +245,9 @@ class Reader:
         if reverse:
             yield from (row[:3] for _, row in sorted(waiting.values(), reverse=True))
         statement = sql.IN_REVERSE if reverse else sql.IN_ORDER
-        reached = (last, inf) if reverse else (-inf, 0)
-        size = sql.MANY if self._connection.has_index(schema.CREATE_SEQ_INDEX) else -1
-        while rows := self._select_placed(
-            statement, (last, *reached, size), _beyond(*reached, reverse=reverse), flushes=False
+        low, high = -(1 << 63), last
+        while low <= high and (
+            rows := self._select_placed(statement, (low, high, sql.MANY), _within(low, high), flushes=False)
         ):
             for place, number, key, original in rows:
                 if key in net and not _is_row_of(net[key], number):
@@ -258,9 +255,8 @@ class Reader:
                 # One that waited and was flushed meanwhile comes from here, unless it had its turn before.
                 if key not in waiting or (waiting.pop(key) and not reverse):
                     yield place, key, original
-            if size < 0:
-                break
-            reached, net = (rows[-1][1], rows[-1][0]), self._waiting_or_flushed()
+            reached, net = rows[-1][1], self._waiting_or_flushed()
+            low, high = (low, reached - 1) if reverse else (reached + 1, high)
         if not reverse:
             removed = {key for key, (_, _, _, what, _) in net.items() if what is None}
             yield from (row[:3] for _, row in sorted(waiting.values()) if row[1] not in removed)
@@ -268,15 +264,14 @@ class Reader:
     def end(self, last: bool, skip: int = 0) -> tuple[int, bytes, bytes | None, bytes] | None:
         """Return (place, stored key, original key, record) of the entry inserted last, or first, behind `skip` others.
 
-        The caller has a transaction open, in which the index on insertion order is made the first time.
+        The caller has a transaction open.
         """
-        self._connection.ensure_index(schema.CREATE_SEQ_INDEX)
-        rows = self.select(sql.LAST if last else sql.FIRST, (1, skip))
+        rows = self._select_placed(sql.LAST if last else sql.FIRST, (1, skip))
         return rows[0] if rows else None
 
     def end_alone(self, last: bool) -> tuple[int, tuple[int, bytes, bytes | None, bytes] | None] | None:
         """Return what `end` does, without the lock and a flush, as `queue_end_alone` does."""
-        seen = self._waiting_little() if self._connection.has_index(schema.CREATE_SEQ_INDEX) else None
+        seen = self._waiting_little()
         if seen is None:
             return None
         tick, net = seen
@@ -470,12 +465,14 @@ def _first(row: Sequence[Any] | None = None) -> bytes | None:
     return None if row is None else row[0]  # whoever unpacks it refuses what is no BLOB
 
 
-def _beyond(*position: float, reverse: bool = False) -> Callable[[Sequence[Any]], bool]:
-    """Return what tells whether a row is beyond a position by its first columns, the most important of them last."""
-    count = len(position)
-    if reverse:
-        return lambda row: tuple(row[count - 1 :: -1]) < position
-    return lambda row: tuple(row[count - 1 :: -1]) > position
+def _beyond(position: float) -> Callable[[Sequence[Any]], bool]:
+    """Return what tells whether the place of a row is beyond a position."""
+    return lambda row: row[0] > position
+
+
+def _within(low: int, high: int) -> Callable[[Sequence[Any]], bool]:
+    """Return what tells whether the number of a row is within a range."""
+    return lambda row: low <= row[1] <= high
 
 
 def _original_and_record(what: Any) -> tuple[bytes | None, bytes]:
@@ -511,7 +508,7 @@ def usage(select: Callable[[str], list[Any]]) -> tuple[int, int]:
 def places_of(rows: Sequence[Sequence[Any]], path: str) -> list[int]:
     """Return the places of rows, their first column; raise CorruptDatabase if one is no number.
 
-    Damage to the schema, under an open handle, may make `h` an ordinary column.
+    SQLite stores anything in any column; a constraint has its check find this one.
     """
     found = [row[0] for row in rows]
     if not set(map(type, found)) <= {int}:

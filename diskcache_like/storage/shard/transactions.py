@@ -196,7 +196,6 @@ class Transactions:
                 self.upkeep.buffer.mend()  # before the slots are even, since then readers keep what they find
             shard.generations.settle_unsettled()
             header[_COUNT] = UNCOUNTED  # the last holder may have ended between its commit and the count
-            connection.inserted = None
             header[_SETTLED] = header[_TICK]
         txn = connection.cut_off
         if txn is not None:  # a signal handler ended it; another process may have mended the rest by now

@@ -38,10 +38,6 @@ class WriterConnection:
         # What is to be done, under the lock, once the transaction has ended one way or the other.
         self.at_end: Callable[[], None] | None = None
         self.cursor: sqlite3.Cursor | None = None  # for the statements that matter most; None while closed
-        # The rowid that this connection inserted last. None: ask SQLite, for which failed statements and other tables
-        # count, too. SQLite tells an insert from an update by nothing else: after an UPSERT of `h` it is another than
-        # before exactly if `h` was inserted, unless it was `h` before.
-        self.inserted: int | None = None
         # Whether the last commit failed. Until another one takes its place in the WAL, SQLite may find it there, whole,
         # at the next opening; so no count of entries is noted until then.
         self.in_doubt = False
@@ -81,7 +77,7 @@ class WriterConnection:
                 self.raw = connect_writer(self.path, self._settings, self._timeout)
         except FAILURES as error:
             self.fail(error, reads=True)
-        self.inserted = self.cursor = None
+        self.cursor = None
         return self.raw
 
     def open_cursor(self) -> sqlite3.Cursor:
@@ -97,7 +93,7 @@ class WriterConnection:
 
     def forget(self) -> None:
         """Drop the connection without closing it: another thread, or the parent process, may be using it."""
-        self.raw = self.cursor = self.inserted = None
+        self.raw = self.cursor = None
         self._indexes.clear()
 
     def in_transaction(self) -> bool:
@@ -164,14 +160,6 @@ class WriterConnection:
     def put_file_total(self, size: int) -> None:
         """Store how many bytes all value files have."""
         self.execute(sql.SET_FILES, (size,))
-        self.inserted = None
-
-    def last_inserted(self) -> int:
-        """Return the rowid that SQLite inserted last, and note it."""
-        inserted = self.inserted
-        if inserted is None:
-            self.inserted = inserted = int(self.select(sql.LAST_INSERTED)[0][0])
-        return inserted
 
     def begin(self, txn: Transaction) -> None:
         """Run BEGIN IMMEDIATE for a transaction."""
@@ -199,7 +187,6 @@ class WriterConnection:
     def rolled_back(self) -> None:
         """Forget what was known from within a transaction that is rolled back."""
         self._indexes.clear()
-        self.inserted = None
 
     def run_at_end(self) -> None:
         """Do what was left for the end of the transaction."""

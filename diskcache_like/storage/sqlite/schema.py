@@ -13,17 +13,18 @@ import sqlite3
 
 from ...errors import CorruptDatabase, DiskCacheDirectory, ForeignDatabase, NewerFormat, OlderFormat
 
-# Of a row: `seq` and `version` are the writes (ticks) that inserted it and that wrote its value last. `rank` is NULL as
-# long as `version` says when its turn to be evicted comes. `expire` is when it goes, `fresh` when it expires, where it
-# is kept after that. `spelling` holds what the code calls the original key: the pickle of a key that its stored key
-# does not give back.
+# Of a row: `id` and `version` are the writes (ticks) that inserted it and that wrote its value last. So the table is in
+# the order of insertion: a new row goes to the last page, old rows are neighbours, and iteration needs no index. `h` is
+# the row's place, its key's hash. `rank` is NULL as long as `version` says when its turn to be evicted comes. `expire`
+# is when it goes, `fresh` when it expires, where it is kept after that. `spelling` holds what the code calls the
+# original key: the pickle of a key that its stored key does not give back.
 APPLICATION_ID = 0x64636C6B  # "dclk"
-VERSION = 3
+VERSION = 4
 
 ENTRY = """CREATE TABLE entry (
-    h INTEGER PRIMARY KEY,
+    id INTEGER PRIMARY KEY,
+    h INTEGER NOT NULL CHECK (typeof(h) = 'integer'),
     k BLOB NOT NULL,
-    seq INTEGER NOT NULL,
     version INTEGER NOT NULL,
     rank INTEGER,
     base INTEGER NOT NULL DEFAULT 0,
@@ -39,7 +40,7 @@ ENTRY = """CREATE TABLE entry (
 TOTALS = "CREATE TABLE totals (id INTEGER PRIMARY KEY CHECK (id = 1), files INTEGER NOT NULL)"
 TRASH = "CREATE TABLE trash (file PRIMARY KEY, size INTEGER NOT NULL, at REAL) WITHOUT ROWID"
 SETTING = "CREATE TABLE setting (name TEXT PRIMARY KEY, value) WITHOUT ROWID"
-SEQ_INDEX = "CREATE INDEX entry_seq ON entry (seq)"
+PLACE_INDEX = "CREATE UNIQUE INDEX entry_place ON entry (h)"
 EXPIRE_INDEX = "CREATE INDEX entry_expire ON entry (expire) WHERE expire IS NOT NULL"
 QUEUE_INDEX = "CREATE UNIQUE INDEX entry_queue ON entry (queue, num) WHERE queue IS NOT NULL"
 FILE_INDEX = "CREATE INDEX entry_file ON entry (file) WHERE file IS NOT NULL"
@@ -85,10 +86,10 @@ ON_TAGGED_UPDATE = f"""CREATE TRIGGER entry_retagged AFTER UPDATE OF tags ON ent
     {_ADD_TAGS}
 END"""
 
-REQUIRED = (ENTRY, TOTALS, TRASH, SETTING, EXPIRE_INDEX, QUEUE_INDEX, FILE_INDEX, TAGGED)
+REQUIRED = (ENTRY, TOTALS, TRASH, SETTING, PLACE_INDEX, EXPIRE_INDEX, QUEUE_INDEX, FILE_INDEX, TAGGED)
 TRIGGERS = (ON_INSERT, ON_DELETE, ON_UPDATE, ON_TAGGED_INSERT, ON_TAGGED_DELETE, ON_TAGGED_UPDATE)
 ON_EACH_DELETE = {"entry_delete": ON_DELETE, "entry_untagged": ON_TAGGED_DELETE}  # by their names
-OPTIONAL = (SEQ_INDEX, RANK_INDEX)  # made when they are first needed
+OPTIONAL = (RANK_INDEX,)  # made when it is first needed
 # What ANALYZE leaves, which SQLite's tools run. It only helps SQLite to choose between plans, whatever lies there.
 STATISTICS = (
     "CREATE TABLE sqlite_stat1(tbl,idx,stat)",
@@ -97,7 +98,6 @@ STATISTICS = (
 EXPECTED = frozenset((*REQUIRED, *TRIGGERS, *OPTIONAL, *STATISTICS))
 SchemaRow = tuple[str, str, str | bytes | None]  # a row of SELECT_SCHEMA; text that is not UTF-8 is read as bytes
 
-CREATE_SEQ_INDEX = SEQ_INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1)
 CREATE_RANK_INDEX = RANK_INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1)
 
 MOST = 1000  # rows of a schema that are looked at: more than a cache has, since pages may have no end

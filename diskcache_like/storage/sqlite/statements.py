@@ -26,7 +26,7 @@ SELECT_V = "SELECT v FROM entry WHERE h = ?"
 SELECT_PROBES = "SELECT h, k, v FROM entry WHERE h BETWEEN ? AND ? ORDER BY h LIMIT 4"
 SELECT_VERSIONED = "SELECT v, version FROM entry WHERE h BETWEEN ? AND ? AND k = ? LIMIT 1"
 # Here and in `UPSERT`, a row that keeps its version has other metadata, not another value, and so it keeps its rank.
-UPSERT_SMALL = """INSERT INTO entry (version, v, h, k, seq, expire, fresh, tags, spelling, queue, num)
+UPSERT_SMALL = """INSERT INTO entry (version, v, h, k, id, expire, fresh, tags, spelling, queue, num)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (h) DO UPDATE SET version = excluded.version,
     rank = iif(version = excluded.version, rank, NULL), base = 0, expire = excluded.expire, fresh = excluded.fresh,
@@ -35,12 +35,12 @@ UPSERT_SMALL = """INSERT INTO entry (version, v, h, k, seq, expire, fresh, tags,
 # A record alone, unless the row that is there has more than a record: a statement that sets none of the columns
 # that an index or a trigger looks at is cheaper by a twentieth. Then its half for a place most likely taken.
 _PLAIN = "base = 0 AND expire IS NULL AND tags IS NULL AND size = 0 AND file IS NULL AND spelling IS NULL"
-UPSERT_RECORD = f"""INSERT INTO entry (version, v, h, k, seq) VALUES (?, ?, ?, ?, ?)
+UPSERT_RECORD = f"""INSERT INTO entry (version, v, h, k, id) VALUES (?, ?, ?, ?, ?)
     ON CONFLICT (h) DO UPDATE SET version = excluded.version,
     rank = iif(version = excluded.version, rank, NULL), v = excluded.v
     WHERE k = excluded.k AND {_PLAIN}"""  # noqa: S608 - made of constants
 UPDATE_RECORD = f"UPDATE entry SET version = ?, rank = NULL, v = ? WHERE h = ? AND k = ? AND {_PLAIN}"  # noqa: S608 - made of constants
-UPSERT = """INSERT INTO entry (h, k, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v, seq)
+UPSERT = """INSERT INTO entry (h, k, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v, id)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (h) DO UPDATE SET version = excluded.version,
     rank = iif(version = excluded.version, rank, excluded.rank), base = excluded.base,
@@ -66,13 +66,13 @@ DELETE_H = "DELETE FROM entry WHERE h = ?"
 CHANGE_NOTHING = "DELETE FROM entry WHERE 0"  # refused, as every change is, by a connection that can only read
 SELECT_FILE = """SELECT file FROM (SELECT k, file FROM entry WHERE h BETWEEN ? AND ? LIMIT 4)
     WHERE k = ? AND file IS NOT NULL"""
-SELECT_IMAGES = """SELECT h, k, seq, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v
+SELECT_IMAGES = """SELECT h, k, id, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v
     FROM entry
     WHERE h BETWEEN ? AND ? LIMIT 4"""
 RESTORE = """INSERT INTO entry
-    (h, k, seq, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v)
+    (h, k, id, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (h) DO UPDATE SET k = excluded.k, seq = excluded.seq, version = excluded.version, rank = excluded.rank,
+    ON CONFLICT (h) DO UPDATE SET k = excluded.k, id = excluded.id, version = excluded.version, rank = excluded.rank,
     base = excluded.base, expire = excluded.expire, fresh = excluded.fresh, tags = excluded.tags, size = excluded.size,
     file = excluded.file, spelling = excluded.spelling, queue = excluded.queue, num = excluded.num, v = excluded.v"""
 
@@ -82,20 +82,20 @@ SELECT_MANY = f"SELECT h, v FROM entry WHERE h IN ({', '.join('?' * MANY)})"  # 
 SELECT_PRESENT = f"SELECT h FROM entry WHERE h IN ({', '.join('?' * MANY)})"  # noqa: S608 - made of constants
 SELECT_FILES = f"SELECT file FROM entry WHERE file IS NOT NULL AND h IN ({', '.join('?' * MANY)})"  # noqa: S608 - made of constants
 SELECT_KEYS = f"SELECT h, k, spelling FROM entry WHERE h IN ({', '.join('?' * MANY)})"  # noqa: S608 - made of constants
-PAGE_ROWS = """SELECT h, k, seq, expire, fresh, tags, size, file, spelling, queue, num, v FROM entry
+PAGE_ROWS = """SELECT h, k, id, expire, fresh, tags, size, file, spelling, queue, num, v FROM entry
     WHERE h > ? ORDER BY h LIMIT ?"""
-FIRST = _walk("SELECT h, k, spelling, v FROM entry ORDER BY seq LIMIT ? OFFSET ?")
-LAST = _walk("SELECT h, k, spelling, v FROM entry ORDER BY seq DESC LIMIT ? OFFSET ?")
-LAST_WRITE = _walk("""SELECT coalesce(max(max(version, seq)), 0) FROM entry
-    WHERE typeof(version) = 'integer' AND typeof(seq) = 'integer' AND max(version, seq) <= ?""")
-LAST_INSERTED = "SELECT last_insert_rowid()"
+FIRST = _walk("SELECT h, k, spelling, v FROM entry ORDER BY id LIMIT ? OFFSET ?")
+LAST = _walk("SELECT h, k, spelling, v FROM entry ORDER BY id DESC LIMIT ? OFFSET ?")
+LAST_WRITE = _walk("""SELECT coalesce(max(max(version, id)), 0) FROM entry
+    WHERE typeof(version) = 'integer' AND max(version, id) <= ?""")
 QUEUE_FORWARD = _walk("""SELECT h, k, num, v FROM entry
     WHERE queue = ? AND num BETWEEN ? AND ? AND typeof(num) = 'integer' ORDER BY num LIMIT ? OFFSET ?""")
 QUEUE_BACKWARD = _walk(QUEUE_FORWARD.replace("ORDER BY num", "ORDER BY num DESC"))
-IN_ORDER = _walk("""SELECT h, seq, k, spelling FROM entry
-    WHERE seq <= ? AND (seq, h) > (?, ?) ORDER BY seq, h LIMIT ?""")
-IN_REVERSE = _walk("""SELECT h, seq, k, spelling FROM entry
-    WHERE seq <= ? AND (seq, h) < (?, ?) ORDER BY seq DESC, h DESC LIMIT ?""")
+IN_ORDER = _walk("SELECT h, id, k, spelling FROM entry WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?")
+OLDEST = _walk("SELECT h, id FROM entry WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?")
+HAS_NUMBER = "SELECT 1 FROM entry WHERE id = ?"
+LAST_NUMBER = "SELECT coalesce(max(id), 0) FROM entry WHERE id < ?"
+IN_REVERSE = _walk(IN_ORDER.replace("ORDER BY id", "ORDER BY id DESC"))
 # -- by tag ------------------------------------------------------------------------------------------------------
 PAGE_PLACES = "SELECT h FROM entry WHERE h > ? ORDER BY h LIMIT ?"
 # Pages of the places with a tag and all of those in a list, behind a place. A damaged one may be no number.

@@ -23,10 +23,10 @@ LOOK_BITS = 16  # after so many bytes, 64 KiB, a write looks whether the directo
 LEAST_BYTES = 128 << 10  # the same on a disk that is nearly full
 MOST_GROWTH = 16 * 16
 WAL_LIMIT = (64 << 20) // PAGE_SIZE  # frames beyond which a checkpoint also truncates
-VACUUM_PAGES = 4096  # at once, which takes some tens of milliseconds
-RESERVE = 256 << 10  # bytes of the disk that are kept for removals: those of LEAST_BYTES, and as much to remove in
-LATE_RESERVE = 96 << 10  # of these, for cutting free pages off
-LAST_RESERVE = 48 << 10  # of these, for removing everything; 16 to 32 KiB suffice
+VACUUM_PAGES = 2048  # at once, which takes some tens of milliseconds
+RESERVE = 384 << 10  # bytes of the disk that are kept for removals: those of LEAST_BYTES, and as much to remove in
+LATE_RESERVE = 160 << 10  # of these, for cutting free pages off
+LAST_RESERVE = 80 << 10  # of these, for removing everything
 RESERVE_PART = 8  # the shards take no more than this part of what is left
 
 

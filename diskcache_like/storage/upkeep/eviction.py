@@ -19,6 +19,7 @@ from ..sqlite import statements as sql
 from .checkpoints import CHECKPOINT_BYTES
 from .quota import Quota
 from .removal import BATCH, Remover
+from .second_chance import SecondChance
 
 
 class Evictor:
@@ -32,6 +33,7 @@ class Evictor:
         self._connection = self._shard.connection
         self._trash = remover.recovery.trash
         self._checkpointer = remover.recovery.checkpointer
+        self._second_chance = SecondChance(self._shard)
         self.others: Sequence[Evictor] = ()  # of the other shards, set by the shard set once all are open
 
     def look_at_volume(self, incoming: int) -> None:
@@ -169,12 +171,14 @@ class Evictor:
 
         A full disk has room for neither an index nor new ranks: the stored ranks have to do.
         """
-        self._ensure_rank_index()
         count = self.remover.known_count()
         if not count:
             return []
         average = max(self.remover.live_volume() // count, 1)
         wanted = min(max(excess // average + 1, 1), BATCH, max(count // 2, 1))
+        if not self._shard.policy.ranks:
+            return self._second_chance.victims(count, wanted)
+        self._ensure_rank_index()
         for _ in range(count // wanted + 2):  # each round gives an entry its true rank, so this ends
             rows = self._connection.select(sql.SELECT_VICTIMS, (wanted,))
             places = places_of(rows, self._shard.path)
@@ -216,4 +220,5 @@ class Evictor:
         uses = self._shard.uses
         for slot in range(len(uses)):
             uses[slot] = 0
+        self._shard.header[Header.BOUNDARY] = 0
         self._connection.walk(sql.RESET_RANKS)

@@ -1,0 +1,150 @@
+"""The policy second-chance: who stays, who goes, and what damage to its words may do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.traces.policies import hit_ratio
+from diskcache_like import Cache, FanoutCache
+from diskcache_like.coherence.generations import MAX_WORD, Header
+
+VALUE = "v" * 1_000
+LIMIT = 2_000_000
+SETTINGS: dict[str, Any] = {"eviction_policy": "second-chance", "size_limit": LIMIT}
+
+
+def store(cache: Cache, keys: Iterable[object]) -> None:
+    for key in keys:
+        cache.set(key, f"{VALUE} of {key}", retry=True)
+
+
+def fill(cache: Cache) -> int:
+    """Store entries until some have to go; return how many there were."""
+    number = 0
+    while not cache._shards.stores[0].shard.header[Header.EVICTED]:
+        store(cache, [("old", number)])
+        number += 1
+    return number
+
+
+def test_what_was_used_while_it_was_new_stays_and_the_rest_goes(tmp_path: Path) -> None:
+    with Cache(tmp_path, **SETTINGS) as cache:
+        on_probation = fill(cache) * 4 // 10  # half of a small cache may be new
+        store(cache, [("used", number) for number in range(5)])
+        for turn in range(4):  # half of them while these have been there for half of the time
+            store(cache, [("once", turn * on_probation // 4 + number) for number in range(on_probation // 4)])
+            assert all(cache.get(("used", number)) for number in range(5) if turn >= 2)
+        store(cache, [("more", number) for number in range(2 * on_probation)])
+        left = {name for name, _ in cache}
+        assert all(("used", number) in cache for number in range(5))
+        assert sum(("once", number) in cache for number in range(on_probation)) == 0
+        assert "old" in left, "new keys took the place of each other"
+
+
+def test_a_burst_does_not_count(tmp_path: Path) -> None:
+    with Cache(tmp_path, **SETTINGS) as cache:
+        many = fill(cache)
+        store(cache, ["burst", *range(10)])
+        for _ in range(50):
+            assert cache["burst"]
+        store(cache, range(10, many))
+        assert "burst" not in cache
+
+
+def test_of_the_main_part_what_was_used_stays_and_the_oldest_goes(tmp_path: Path) -> None:
+    with Cache(tmp_path, **SETTINGS) as cache:
+        many = fill(cache)
+        there = sorted(number for _, number in cache)
+        used = there[:20:2]
+        for number in used:
+            assert cache["old", number]
+        for number in range(many):  # each is used when it has been new for a while
+            store(cache, [number])
+            cache.get(number - many * 3 // 8)
+        assert [number for number in there[:20] if ("old", number) in cache] == used
+
+
+def test_what_comes_back_stays(tmp_path: Path) -> None:
+    with Cache(tmp_path, **SETTINGS) as cache:
+        many = fill(cache)
+        store(cache, ["first", *range(many)])
+        assert "first" not in cache
+        store(cache, ["first", *range(many, 2 * many)])
+        assert "first" in cache
+
+
+def test_an_overwrite_counts_as_a_use(tmp_path: Path) -> None:
+    with Cache(tmp_path, **SETTINGS) as cache:
+        many = fill(cache)
+        assert ("old", many // 2) in cache
+        for turn in range(8):
+            store(cache, [("old", many // 2)])
+            store(cache, [(turn, number) for number in range(many // 4)])
+        assert ("old", many // 2) in cache
+
+
+def test_iteration_stays_in_the_order_of_insertion(tmp_path: Path) -> None:
+    with Cache(tmp_path, **SETTINGS) as cache:
+        keys = [number if number % 3 else -(number // 7) for number in range(9_000)]
+        for key in keys:
+            if cache.get(key) is None:
+                store(cache, [key])
+        listed = list(cache)
+        assert listed == list(reversed(list(reversed(cache))))
+        fresh = [key for key in listed if key > 0]
+        assert fresh == sorted(fresh)
+
+
+def zipf(objects: int, requests: int) -> list[int]:
+    weights = accumulate(1 / rank**0.9 for rank in range(1, objects + 1))
+    return random.Random(3).choices(range(objects), cum_weights=list(weights), k=requests)
+
+
+@pytest.mark.parametrize("kind", [Cache, FanoutCache])
+def test_it_hits_as_often_as_the_simulator_says(tmp_path: Path, kind: type[Cache]) -> None:
+    keys = zipf(10_000, 20_000)
+    with kind(tmp_path, eviction_policy="second-chance", size_limit=1_600_000) as cache:
+        hits = 0
+        for key in keys:
+            found = cache.get(key)
+            hits += found is not None
+            assert found in (None, f"{VALUE} of {key}")
+            if found is None:
+                store(cache, [key])
+        kept = len(cache)
+        assert cache.volume() <= 1_620_000
+        assert cache.check() == []
+    expected = hit_ratio("second chance, in place", kept, keys)
+    assert hits / len(keys) > expected - 0.03
+    assert hits / len(keys) > hit_ratio("FIFO", kept, keys) + 0.02
+
+
+def test_damage_to_its_words_only_lets_others_go(tmp_path: Path) -> None:
+    draw = random.Random(11)
+    with Cache(tmp_path, **SETTINGS) as cache:
+        fill(cache)
+        (store_,) = cache._shards.stores
+        header, generations = store_.shard.header, store_.shard.generations
+        for turn in range(40):
+            for word in (Header.BOUNDARY, Header.HAND, Header.PROBATION):
+                header[word] = draw.choice((0, 1, header[Header.TICK], 1 << 63, MAX_WORD, draw.getrandbits(64)))
+            generations.ghosts.fill(draw.getrandbits(64))
+            store(cache, [(turn, number) for number in range(100)])
+            assert cache.volume() <= 1.01 * LIMIT
+        assert cache.check() == []
+
+
+def test_a_cache_goes_on_from_another_policy_and_back(tmp_path: Path) -> None:
+    with Cache(tmp_path, **{**SETTINGS, "eviction_policy": "least-recently-used"}) as cache:
+        many = fill(cache)
+        for policy in ("second-chance", "least-frequently-used", "second-chance", "least-recently-stored"):
+            cache.reset("eviction_policy", policy)
+            store(cache, [(policy, number) for number in range(many)])
+            assert cache.volume() <= 1.01 * LIMIT
+            assert cache.check() == []
