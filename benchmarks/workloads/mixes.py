@@ -140,6 +140,30 @@ ROUNDS: dict[str, tuple[str, ...]] = {
     "threads": ("burst",),
 }
 
+CALLED = {
+    "append": "Deque.append",
+    "burst": "400 sets by 4 threads",
+    "evict": "evict of 50 by a tag",
+    "fill": "Index set",
+    "miss": "memoize miss",
+    "popitem": "Index.popitem",
+    "popleft": "Deque.popleft",
+    "set_big": "set of 20 KB",
+    "set_expiring": "set with expire",
+    "set_tagged": "set with tag",
+    "take": "iteration over 200 keys",
+    "two_at_once": "transact of 2 sets",
+}
+
+
+def _told(calls: tuple[str, ...]) -> str:
+    """Return what a round is in words."""
+    numbers = {kind: calls.count(kind) for kind in dict.fromkeys(calls)}
+    return " + ".join(
+        f"{number} x {CALLED.get(kind, kind)}" if number > 1 else CALLED.get(kind, kind)
+        for kind, number in numbers.items()
+    )
+
 
 def mixes(run: Run) -> Findings:
     """Compare rounds of mixed calls, by the time that they take as a whole."""
@@ -148,7 +172,7 @@ def mixes(run: Run) -> Findings:
     heads = "a round", *names, "times as fast", *(f"{name}, slowest call" for name in names)
     table = Table("Rounds of mixed calls", heads)
     for name, calls in ROUNDS.items():
-        told = " + ".join(f"{calls.count(kind)} {kind}" for kind in dict.fromkeys(calls))
+        told = _told(calls)
         operations = run.options.operations // (THREADS * BURST if "burst" in calls else 1)
         found = Findings()
         record = contest(run, found, scenario_of(f"Rounds of {told}", Rounds(calls), pair), pair, operations)

@@ -172,7 +172,7 @@ class Amounts(NamedTuple):
     late: tuple[int, ...] = (0, 200)
 
 
-FEW_WAIT = Amounts((200,), (900,), (1,), (200,))  # what `clear` needs is more than what waits
+FEW_WAIT = Amounts((1_000,), (250,), (1,), (200,))  # what `clear` needs is more than what waits
 
 
 class Waiting:

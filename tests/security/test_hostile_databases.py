@@ -353,9 +353,8 @@ def test_a_row_without_a_rank_is_evicted_as_others_are(directory: Path, column: 
     with database(directory) as connection:
         (made,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'entry'").fetchone()
     for not_null in ("", "NOT NULL"):
-        rewrite_schema(
-            directory, f"UPDATE sqlite_master SET sql = '{made.replace('NOT NULL', not_null)}' WHERE name = 'entry'"
-        )
+        other = made.replace("NOT NULL", not_null).replace("'", "''")
+        rewrite_schema(directory, f"UPDATE sqlite_master SET sql = '{other}' WHERE name = 'entry'")
         if not not_null:
             plant(directory, f"UPDATE entry SET {column} = NULL")
     with closing(Cache(directory, eviction_policy=policy, size_limit=100_000)) as cache:

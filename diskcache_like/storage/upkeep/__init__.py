@@ -1,7 +1,8 @@
 """Maintenance that writes do beside writing, each when it is due.
 
 - `maintenance`: what is due before a write, before a transaction, and when the lock is released
-- `eviction`: which live entries go, and when; `quota`: how shards share the size limit
+- `eviction`: which live entries go, and when; `second_chance`: the policy of that name
+- `quota`: how shards share the size limit
 - `removal`: delete rows whatever room there is; `bulk_removal`: everything of a kind, in batches
 - `checkpoints`: keep the WAL short, give free pages back; `trash`: unlink files after their grace
 - `recovery`: after a full disk or a damaged database, mend it and try once more
