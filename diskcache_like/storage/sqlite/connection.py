@@ -34,8 +34,7 @@ from . import statements as sql
 SQLITE_VERSION = sqlite3.sqlite_version
 CACHED_STATEMENTS = 64  # more than there are statements in this package, so that each is prepared once
 JOURNAL_SIZE_LIMIT = 16 << 20  # bytes the -wal file keeps after a reset
-# Bytes. Rows of 1,000 take 2,020 each with pages of 2,048, 1,384 with these and 1,198 with 8,192. With those, random
-# overwrites and first reads take a fifth more processor time.
+# Bytes: docs/decisions/page-size.md. With 2,048, two rows of 1,000 bytes do not fit into a page.
 PAGE_SIZE = 4096
 FRAME = PAGE_SIZE + 24  # bytes of a page in the WAL, with its frame's header
 NORMAL, FULL = 1, 2  # values of PRAGMA synchronous
