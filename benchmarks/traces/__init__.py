@@ -1,1 +1,1 @@
-"""Traces of what real programs asked their caches for: what each policy of eviction would have hit."""
+"""Replay traces of requests on simulated eviction policies, and on real caches."""

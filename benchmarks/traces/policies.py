@@ -1,7 +1,6 @@
-"""Policies of eviction as small simulators that count entries, whatever their size.
+"""Eviction policies as small simulators, whose caches hold a number of entries of any size.
 
-Each is made for a number of entries. Its one method tells whether a key is there, and stores the key if not. What
-the oldest and the newest of a queue are is the order of an `OrderedDict`, the oldest first.
+The one method of each tells whether a key is there, and stores the key if not. In a queue, the oldest key comes first.
 """
 
 from __future__ import annotations

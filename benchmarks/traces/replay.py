@@ -20,7 +20,7 @@ OVERHEAD, EMPTY = 100, 32_768  # bytes of an entry beside its value, and of a ca
 
 @dataclass(frozen=True)
 class Replay:
-    """What came of it: of `wanted` entries those that were there in the end, hits, and nanoseconds of the sets."""
+    """The result: how many entries there were in the end beside how many were wanted, hits, and nanoseconds per set."""
 
     cache: str
     policy: str

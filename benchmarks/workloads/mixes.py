@@ -157,7 +157,7 @@ CALLED = {
 
 
 def _told(calls: tuple[str, ...]) -> str:
-    """Return what a round is in words."""
+    """Describe a round in words."""
     numbers = {kind: calls.count(kind) for kind in dict.fromkeys(calls)}
     return " + ".join(
         f"{number} x {CALLED.get(kind, kind)}" if number > 1 else CALLED.get(kind, kind)

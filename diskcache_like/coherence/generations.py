@@ -133,12 +133,6 @@ class Header:
     # Live entries that were removed for room, a count that only grows. Write lock.
     EVICTED: Final = 48
 
-    # Where the two hands of the policy second-chance are, as numbers of rows, and about how many rows are new to it
-    # (storage/upkeep/second_chance.py). Write lock.
-    BOUNDARY: Final = 51
-    HAND: Final = 52
-    PROBATION: Final = 53
-
     # How many numbers of TICK went to no write of a key, but to flushes, ends of transactions, removals of many entries
     # and repairs, a count that only grows. Write lock.
     INTERNAL: Final = 49
@@ -147,6 +141,12 @@ class Header:
     # limit looks at the volume at once: the mark may be further ahead than its own limit allows. One with a higher
     # limit keeps to the mark, so that two handles that take turns look no more often than each would alone.
     LIMIT: Final = _native.LIMIT
+
+    # How far the boundary and the hand of the policy second-chance have come, as numbers of rows, and about how many
+    # rows are on probation (storage/upkeep/second_chance.py). Write lock.
+    BOUNDARY: Final = 51
+    HAND: Final = 52
+    PROBATION: Final = 53
 
     # `create` stores this last: without it the file is incomplete. Write lock.
     READY: Final = HEADER_WORDS - 1
@@ -172,7 +172,7 @@ class GenerationFile:
         # Recency and frequency of use. Anyone writes them without a lock: a lost or late update makes an eviction
         # slightly worse, never a value wrong.
         self.uses = _native.Words(mapping, HEADER_WORDS + count, count)
-        # What was evicted (storage/upkeep/second_chance.py). Write lock.
+        # Which entries were evicted (storage/upkeep/second_chance.py). Write lock.
         self.ghosts = _native.Words(mapping, HEADER_WORDS + 2 * count, count // 2)
 
     @classmethod

@@ -279,7 +279,7 @@ class Ring:
 
         The mark is that of the last of them, None if nothing waits. A record whose content is damaged counts as a
         removal of every key of its hash. Raises DecodeError for a damaged header. The lock is held, or the
-        caller finds by the tick that nothing was written meanwhile.
+        caller checks by the tick that nothing was written meanwhile.
         """
         found = self.core.gather(most)
         if found is None:

@@ -24,7 +24,7 @@ class Policy:
         self.name = name
         self.marks = marks
         self.counts_uses = marks == FREQUENCY  # whether a row says how many uses were counted when it was stored
-        self.ranks = ranks
+        self.ranks = ranks  # whether entries are evicted by rank
         self.evicts = evicts  # whether live entries are ever removed to make room
 
     def rank_now(self, rank: int, base: int, mark: int) -> tuple[int, int] | None:

@@ -6,7 +6,7 @@ held, and the slots of what changes are odd (`Invalidation`) or, while the write
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from sqlite3 import IntegrityError
 from typing import Any, Literal
 
@@ -36,12 +36,12 @@ _ALL, _NO_COLUMNS = 11, (None,) * 6
 _ANY_NUMBER = None  # instead of the number of a new row: SQLite picks one
 
 
-def small(home: int, stored_key: bytes, row: Row | bytes, version: int, seq: int) -> Small:
+def small(home: int, stored_key: bytes, row: Row | bytes, version: int, number: int) -> Small:
     """Return a row without a file as `put_many` takes it."""
     if not isinstance(row, Row):
-        return version, _blob(row), home, _blob(stored_key), seq
+        return version, _blob(row), home, _blob(stored_key), number
     packed, expire, fresh, tags, _, _, original_key, queue, num = row
-    return version, _blob(packed), home, _blob(stored_key), seq, expire, fresh, tags, original_key, queue, num
+    return version, _blob(packed), home, _blob(stored_key), number, expire, fresh, tags, original_key, queue, num
 
 
 class Rows:
@@ -58,24 +58,24 @@ class Rows:
     # -- changing: `put`, `touch` and `delete` are steps of a commit (`invalidation.Commit`) --------------------------
 
     def put(
-        self, home: int, tick: int, change: tuple[bytes, Row | bytes, bool], seq: int | None = None
+        self, home: int, tick: int, change: tuple[bytes, Row | bytes, bool], first: int | None = None
     ) -> Literal[True]:
         """Write the row of a stored key, or one that has nothing but a record.
 
-        The third part of `change`: the key most likely has a row, so the cheaper UPDATE is tried first. `seq`: the
-        write that made the entry, if it is new and that was not this one.
+        The third part of `change`: the key most likely has a row, so the cheaper UPDATE is tried first. `first`:
+        the write that made the entry, if it is new, as a flush knows it; else that is this one.
         """
-        number = tick if seq is None else seq
-        # A flush may come to a row for the second time, or bring new metadata for one that it has inserted.
-        existed = seq is not None and bool(self._connection.select(sql.HAS_NUMBER, (seq,)))
-        self._mark(home, tick)
+        number = tick if first is None else first
+        # A flush may write a row for the second time, or give new metadata to a row that an earlier flush inserted.
+        existed = first is not None and bool(self._connection.select(sql.HAS_NUMBER, (first,)))
+        self._mark([(home, tick)])
         try:
             inserted = self._put(home, tick, change, number)
         except IntegrityError:
             self._put(home, tick, change, _ANY_NUMBER)
             self._catch_up()
             return True
-        # The number that this connection inserted last is that of this write only if the row is new.
+        # The connection's last inserted number is this one only if the row is new.
         if inserted == number and not existed:
             self._invalidation.count(1)
         return True
@@ -145,10 +145,12 @@ class Rows:
             raise corrupt(f"{shard.path!r}: a row is found at a place that is free", shard.path)
         return self._put_columns(self._place(place & HOME, stored_key), stored_key, row, tick, number, placed=True)
 
-    def _mark(self, home: int, tick: int) -> None:
-        """Count an overwrite as a use where rows have no ranks; it is none for a row that this very write inserts."""
+    def _mark(self, writes: Iterable[tuple[int, int]]) -> None:
+        """Count writes (hash, tick) as uses where rows have no ranks: a row is used if a mark is above its number."""
         shard = self._shard
-        if not shard.policy.ranks:
+        if shard.policy.ranks:
+            return
+        for home, tick in writes:
             slot = home % shard.slot_prime
             shard.uses[slot] = max(shard.uses[slot], 2 * tick)
 
@@ -165,8 +167,7 @@ class Rows:
         """
         if not rows:
             return True
-        for row in () if self._shard.policy.ranks else rows:
-            self._mark(row[2], row[0])
+        self._mark((row[2], row[0]) for row in rows)
         try:
             return self._put_many(rows)
         except StorageError as error:
@@ -200,8 +201,8 @@ class Rows:
     def _catch_up(self) -> None:
         """Let the next write be later than every row: another row has the number of this one.
 
-        Damage may bring that about, or a count of writes that went back, as control files that are older than the
-        database do. Nobody knows the number of entries then.
+        Damage may bring that about, or a count of writes that went back, as where the control files are older than
+        the database. The number of entries is not known then.
         """
         header = self._shard.header
         header[_COUNT] = UNCOUNTED

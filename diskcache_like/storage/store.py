@@ -217,7 +217,6 @@ class Store:
 
     def scan(self, reverse: bool = False) -> Iterator[tuple[int, bytes, bytes | None]]:
         """Do what `Reader.scan` does."""
-        self.shard.ready()
         return self.reader.scan(reverse)
 
     def volume(self) -> int:

@@ -18,7 +18,7 @@ from math import inf
 from operator import itemgetter
 
 from ..coherence import _native
-from ..coherence.generations import MAX_WORD, NEVER, TICK_LIMIT, UNCOUNTED, Header
+from ..coherence.generations import MAX_WORD, NEVER, TICK_LIMIT, Header
 from ..coherence.ring import Mark, Ring, Word, Written
 from ..encoding.keys import queue_columns
 from ..errors import CorruptDatabaseWarning, DecodeError, DiskFull
@@ -46,7 +46,7 @@ FULL_PART: int = 4  # of the ring: the most that may wait, and that one record m
 PLACE_BITS = 63  # of a place, which is an integer in SQLite: a larger one was planted
 LIMIT_PART: int = 200  # the ring may hold 1/200 of the size limit: what is written between two volume checks
 
-_BUFFER, _COUNT, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.COUNT, Header.DISPLACED, Header.NEXT_EXPIRE
+_BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT_EXPIRE
 _TICK, _WRITTEN = Header.TICK, Header.WRITTEN
 _FILES, _SWEEP = Header.FILES, Header.SWEEP
 
@@ -295,9 +295,6 @@ class WriteBuffer:
         # The ring keeps its number. To follow to a new one, this handle would leave its connection, which may be about
         # to begin a transaction.
         shard.header[_BUFFER] = take_over(ring, mark_in(rows), shard.epoch, shard.buffer)
-        shard.header[_COUNT] = (
-            UNCOUNTED  # a record may be flushed a second time, by the connection that inserted its row
-        )
 
     def _run_if_due(self) -> None:
         """Do what is due by now, once everything is flushed."""
@@ -355,16 +352,18 @@ class WriteBuffer:
                 rows.delete(home, 0, (key, -inf))
             elif was_removed:
                 rows.delete_all_of(home)
-        for key, (seq, tick, home, what, _) in net.items():
+        for key, (number, tick, home, what, _) in net.items():
             if what is None or isinstance(key, int):
                 continue
-            written.append((home, key, what if isinstance(what, bytes) else _row(key, Written._make(what)), tick, seq))
+            written.append(
+                (home, key, what if isinstance(what, bytes) else _row(key, Written._make(what)), tick, number)
+            )
         written.sort(key=itemgetter(4))  # new rows are appended to the table
         shard = self._shard
         is_special = shard.policy.counts_uses or shard.header[_DISPLACED]
         if is_special or not rows.put_many([small(*each) for each in written]):
-            for home, stored_key, row, tick, seq in written:
-                rows.put(home, tick, (stored_key, row, False), seq)
+            for home, stored_key, row, tick, number in written:
+                rows.put(home, tick, (stored_key, row, False), number)
 
 
 def _row(stored_key: bytes, written: Written) -> Row:

@@ -123,7 +123,7 @@ class Caller:
     def own(self) -> None:
         """Change what nobody else does."""
         getattr(self._work, self.draw.choice(OWN))()
-        self._work.ever.clear()  # which would grow as long as the run does, and nobody asks for
+        self._work.ever.clear()  # it would grow as long as the run does, and nothing here reads it
 
     def look_at_own(self) -> None:
         self._work.look()

@@ -508,7 +508,7 @@ def usage(select: Callable[[str], list[Any]]) -> tuple[int, int]:
 def places_of(rows: Sequence[Sequence[Any]], path: str) -> list[int]:
     """Return the places of rows, their first column; raise CorruptDatabase if one is no number.
 
-    SQLite stores anything in any column; a constraint has its check find this one.
+    SQLite lets a column hold any type; because of a constraint, its integrity check reports such a row.
     """
     found = [row[0] for row in rows]
     if not set(map(type, found)) <= {int}:

@@ -130,13 +130,9 @@ class WriterConnection:
         except FAILURES as error:
             self.fail(error)
 
-    def has_index(self, create: str) -> bool:
-        """Tell whether the optional index that this statement makes is known to exist."""
-        return create in self._indexes
-
     def ensure_index(self, create: str) -> None:
         """Make an optional index with this statement, unless it is known to exist."""
-        if not self.has_index(create):
+        if create not in self._indexes:
             self.walk(create)
             self._indexes.add(create)
 

@@ -92,7 +92,6 @@ QUEUE_FORWARD = _walk("""SELECT h, k, num, v FROM entry
     WHERE queue = ? AND num BETWEEN ? AND ? AND typeof(num) = 'integer' ORDER BY num LIMIT ? OFFSET ?""")
 QUEUE_BACKWARD = _walk(QUEUE_FORWARD.replace("ORDER BY num", "ORDER BY num DESC"))
 IN_ORDER = _walk("SELECT h, id, k, spelling FROM entry WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?")
-OLDEST = _walk("SELECT h, id FROM entry WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?")
 HAS_NUMBER = "SELECT 1 FROM entry WHERE id = ?"
 LAST_NUMBER = "SELECT coalesce(max(id), 0) FROM entry WHERE id < ?"
 IN_REVERSE = _walk(IN_ORDER.replace("ORDER BY id", "ORDER BY id DESC"))

@@ -10,7 +10,7 @@ That is S3-FIFO (J. Yang and others, "FIFO Queues are All You Need for Cache Evi
 SIEVE (Y. Zhang and others, NSDI 2024) for its main queue. `python -m benchmarks.traces` compares it with others.
 
 The write lock is held. The hands are words of the header, and ghosts share slots with other keys: if they are damaged,
-made anew or behind, other entries go, and nothing else happens.
+made anew or out of date, other entries are evicted, and nothing else happens.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SecondChance:
         """Return the places of about `wanted` entries to evict, of `count`; fewer if damage hides the others."""
         header, found = self._shard.header, list[int]()
         if not header[_BOUNDARY]:
-            self.begin()
+            self._begin()
         on_probation = max(count // PART, min(LEAST, count // 2))
         looks = 3 * count + wanted  # the hand goes around twice at most, since the first time it takes marks away
         while len(found) < wanted and looks > 0:
@@ -50,23 +50,23 @@ class SecondChance:
                 looks -= self._move_hand(found, wanted - len(found), on_probation)
         return found
 
-    def begin(self) -> None:
-        """Take all that is there for the main part, as long as nothing had to go."""
+    def _begin(self) -> None:
+        """Let everything that is there before the first eviction be the main part."""
         header = self._shard.header
         ((last,),) = self._shard.connection.select(sql.LAST_NUMBER, (NEVER,))
         header[_BOUNDARY], header[_HAND], header[_PROBATION] = max(last, 1), 0, 0
 
-    def _rows(self, low: int, high: int, most: int) -> list[tuple[int, int]]:
-        """Return (place, number) of the oldest rows in a range of numbers."""
+    def _rows(self, after: int, last: int, most: int) -> list[tuple[int, int]]:
+        """Return (place, number) of the oldest rows behind one number, up to another."""
         shard = self._shard
-        rows = shard.connection.select(sql.OLDEST, (low if low > 0 else -NEVER, min(high, NEVER), most))
-        places_of(rows, shard.path)
-        return rows
+        bounds = min(after + 1, NEVER), min(last, NEVER)  # damage may have made them too much for SQLite
+        rows = shard.connection.select(sql.IN_ORDER, (*bounds, most))
+        return [(place, row[1]) for place, row in zip(places_of(rows, shard.path), rows, strict=True)]
 
     def _pass_boundary(self, found: list[int], most: int, count: int) -> int:
         """Let the boundary pass some rows; return how many, 1 at least. What goes is added to `found`."""
         shard, header = self._shard, self._shard.header
-        rows = self._rows(min(header[_BOUNDARY], NEVER - 1) + 1, NEVER, most)
+        rows = self._rows(header[_BOUNDARY], NEVER, most)
         now, evicted = header[Header.TICK], header[Header.EVICTED] >> UNIT
         for place, number in rows:
             rest, slot = divmod(place & HOME, shard.slot_prime)
@@ -75,14 +75,17 @@ class SecondChance:
             if not was_gone and 2 * (shard.uses[slot] >> 1) < number + now:
                 found.append(place)
                 self._leave_ghost(slot, fingerprint << 16 | evicted & _HALF)
-        header[_BOUNDARY] = rows[-1][1] if rows else header[_BOUNDARY]
-        header[_PROBATION] = max(header[_PROBATION] - len(rows), 0) if rows else 0
+        if rows:
+            header[_BOUNDARY] = rows[-1][1]
+            header[_PROBATION] = max(header[_PROBATION] - len(rows), 0)
+        else:  # it was estimated too high, since entries were removed meanwhile
+            header[_PROBATION] = 0
         return len(rows) or 1
 
     def _move_hand(self, found: list[int], most: int, on_probation: int) -> int:
         """Let the hand pass some rows of the main part; return how many, 1 at least. What goes is added to `found`."""
         shard, header = self._shard, self._shard.header
-        rows = self._rows(min(header[_HAND] + 1, NEVER), header[_BOUNDARY], most)
+        rows = self._rows(header[_HAND], header[_BOUNDARY], most)
         for place, number in rows:
             slot = (place & HOME) % shard.slot_prime
             if shard.uses[slot] >> 1 > number:
