@@ -14,6 +14,8 @@ from benchmarks.traces.policies import hit_ratio
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.coherence.generations import MAX_WORD, Header
 
+from ..support.tampering import plant
+
 VALUE = "v" * 1_000
 LIMIT = 2_000_000
 SETTINGS: dict[str, Any] = {"eviction_policy": "second-chance", "size_limit": LIMIT}
@@ -138,6 +140,21 @@ def test_damage_to_its_words_only_lets_others_go(tmp_path: Path) -> None:
             store(cache, [(turn, number) for number in range(100)])
             assert cache.volume() <= 1.01 * LIMIT
         assert cache.check() == []
+
+
+def test_rows_with_planted_numbers_are_evicted_like_others(tmp_path: Path) -> None:
+    with Cache(tmp_path, **SETTINGS) as cache:
+        store(cache, range(500))
+        cache.close()
+        plant(tmp_path, "UPDATE entry SET id = -id WHERE id <> (SELECT min(id) FROM entry)")
+        plant(tmp_path, "UPDATE entry SET id = -9223372036854775808 WHERE id = (SELECT min(id) FROM entry)")
+        assert len(cache) == 500
+        many = fill(cache)
+        for number in range(1_000, 1_000 + many):  # each is used when it has been new for a while
+            store(cache, [number])
+            cache.get(number - many * 3 // 8)
+        assert not any(number in cache for number in range(400, 500)), "these are in front now"
+        assert cache.volume() <= 1.01 * LIMIT
 
 
 def test_a_cache_goes_on_from_another_policy_and_back(tmp_path: Path) -> None:

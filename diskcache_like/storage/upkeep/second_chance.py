@@ -57,11 +57,14 @@ class SecondChance:
         header[_BOUNDARY], header[_HAND], header[_PROBATION] = max(last, 1), 0, 0
 
     def _rows(self, after: int, last: int, most: int) -> list[tuple[int, int]]:
-        """Return (place, number) of the oldest rows behind one number, up to another."""
+        """Return (place, number) of the oldest rows behind one number, 0 for all, up to another.
+
+        Damage may have made both more than SQLite can compare.
+        """
         shard = self._shard
-        bounds = min(after + 1, NEVER), min(last, NEVER)  # damage may have made them too much for SQLite
-        rows = shard.connection.select(sql.IN_ORDER, (*bounds, most))
-        return [(place, row[1]) for place, row in zip(places_of(rows, shard.path), rows, strict=True)]
+        low = min(after + 1, NEVER) if after else -NEVER - 1  # a planted number may be negative, and counts as 0
+        rows = shard.connection.select(sql.IN_ORDER, (low, min(last, NEVER), most))
+        return [(place, max(row[1], 0)) for place, row in zip(places_of(rows, shard.path), rows, strict=True)]
 
     def _pass_boundary(self, found: list[int], most: int, count: int) -> int:
         """Let the boundary pass some rows; return how many, 1 at least. What goes is added to `found`."""
