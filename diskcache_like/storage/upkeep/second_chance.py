@@ -9,9 +9,9 @@ part, from the oldest row to the boundary and then again, evicts what is unmarke
 That is S3-FIFO (J. Yang and others, "FIFO Queues are All You Need for Cache Eviction", SOSP 2023) with the hand of
 SIEVE (Y. Zhang and others, NSDI 2024) for its main queue. `python -m benchmarks.traces` compares it with others.
 
-The write lock is held. Keys share slots, and with them marks and ghosts: an entry may count as used because of a read or
-a write of another key. If these, or the words of the header that say where the hands are, are damaged, made anew or out
-of date, other entries are evicted, and nothing else happens.
+The write lock is held. Keys share slots, and with them marks and ghosts: an entry may count as used because of a read
+or a write of another key. If these, or the words of the header that say where the hands are, are damaged, made anew
+or out of date, other entries are evicted, and nothing else happens.
 """
 
 from __future__ import annotations
