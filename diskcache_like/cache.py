@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, overload
 
-from .coherence.generations import MAX_WORD, Header
+from .coherence.generations import MARKING, Header
 from .disk.contract import Constant, Disk
 from .disk.payloads import fresh, shared
 from .disk.value_files import Encoded
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many
 ANY_VERSION: Any = Constant("ANY_VERSION")
-_TICK = Header.TICK
+_TICK, _MARKS = Header.TICK, Header.MARKS
 
 
 class Entry(NamedTuple):
@@ -275,7 +275,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                     tick = marks[1][_TICK]
                     if visited[0] != tick:  # the mark is the same until somebody writes
                         visited[0] = tick
-                        marks[0][slot] = 2 * tick + 1 & MAX_WORD
+                        mask, shift = MARKING[marks[1][_MARKS] & 15]
+                        marks[0][visited[1] & mask] = tick >> shift & 0xFFFF or 1
                 elif tracks == 2:  # COUNTED
                     visited[0] = 1
                     if decode is None:
@@ -288,11 +289,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                     if left > 0:
                         visited[0] = left
                     else:
-                        count_interval(visited, marks[0], slot)
+                        count_interval(visited, *marks)
                 else:
                     visited[0] = 1
                     if decode is not NEGATIVE_HIT:
-                        self._hot.count_hit(marks[0], slot, marks[1])
+                        self._hot.count_hit(marks[0], visited[1], marks[1])
                 if decode is None:
                     return value
                 if decode is not NEGATIVE_HIT:

@@ -1,9 +1,13 @@
 """The generation file: shared memory in which processes tell each other that an entry may have changed.
 
 The file consists of 64-bit words in the machine's byte order (it never leaves the machine): a header of one page, then
-one generation per slot, then one use mark per slot, then half a word per slot for its ghost: the entry that was evicted
-there last. An odd generation means that a write to this slot may be committing; an even one means that the slot is
-settled.
+one generation per slot, then what eviction remembers. An odd generation means that a write to this slot may be
+committing; an even one means that the slot is settled.
+
+What eviction remembers are cells of a word each: two marks of 16 bits, what hits have left for the entries whose hashes
+lead there, and a ghost of 32 bits, which stands for an entry that was evicted. They are a sparse end of the file. As
+the cache gets more entries more cells are used, and are copies of those before them at first; their blocks are
+allocated before that. All of this may be lost or damaged: then other entries are evicted, and nothing else happens.
 
 The mapping is MAP_SHARED, so a forked child sees the same memory. The child may go on reading it, and may write it
 under a write lock of its own.
@@ -15,20 +19,26 @@ import errno
 import functools
 import mmap
 import os
+import sys
 import time
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Protocol
 
 from ..errors import DirectoryError, file_error
 from ..system.boot import boot_id
+from ..system.signals import suppress
 from . import _native
 from .control_files import allocate, fill_holes, open_control_file
 
 PAGE: Final = 4096
 HEADER_WORDS: Final = PAGE // 8
-SLOT_BYTES: Final = 8 + 8 + 4  # generation, use mark and ghost of a slot
+LEAST_MARKS: Final = 2**12
+MOST_MARKS: Final = 2**21
+MOST_MARK: Final = (1 << 16) - 1  # what a mark can tell
+_REGION: Final = 4 * MOST_MARKS  # bytes of all cells
 MIN_SLOTS: Final = 2**4
 MAX_SLOTS: Final = 2**20
 DEFAULT_SLOTS: Final = 2**16
@@ -40,7 +50,7 @@ MAX_WORD: Final = 2**64 - 1
 
 # Another layout must use another file name: processes with different layouts in one file would not see each other's
 # generations.
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 _MAGIC: Final = int.from_bytes(b"dcl-gen\0", "big")
 _READY: Final = int.from_bytes(b"complete", "big")
 
@@ -51,7 +61,7 @@ FARTHEST: Final = 2**53  # microseconds from 1970 to 2255: no clock was that far
 
 
 class Words(Protocol):
-    """Index 64-bit unsigned words; `_native.Words` are some."""
+    """Index unsigned numbers of one size; `_native.Words` are some of 64 bits."""
 
     def __getitem__(self, index: int, /) -> int: ...
 
@@ -142,11 +152,13 @@ class Header:
     # limit keeps to the mark, so that two handles that take turns look no more often than each would alone.
     LIMIT: Final = _native.LIMIT
 
-    # How far the boundary and the hand of the policy second-chance have come, as numbers of rows, and about how many
-    # rows are on probation (storage/upkeep/second_chance.py). Write lock.
+    # The number of the newest row when the cache was full for the first time; and how many rows behind it were never
+    # moved, an estimate (storage/upkeep/victims.py). Write lock.
     BOUNDARY: Final = 51
-    HAND: Final = 52
-    PROBATION: Final = 53
+    UNMOVED: Final = 52
+    # Index into MARKING: how many marks are in use. Write lock; stored after the cells are there. Hits read it without
+    # the lock: a mark by an earlier number of marks is another entry's, or is overwritten.
+    MARKS: Final = 53
 
     # `create` stores this last: without it the file is incomplete. Write lock.
     READY: Final = HEADER_WORDS - 1
@@ -155,25 +167,29 @@ class Header:
 class GenerationFile:
     """Map a shard's generations.
 
-    `header`, `slots`, `uses` and `ghosts` are words; a key's slot is its hash modulo the largest prime that is not
+    `header`, `slots`, `marks` and `ghosts` are words; a key's slot is its hash modulo the largest prime that is not
     above the number of slots. After `close` all four are empty.
     Readers index them without a lock. Only the holder of the shard's write lock may call the methods that write.
     """
 
-    __slots__ = ("ghosts", "header", "mask", "path", "slots", "uses")
+    __slots__ = ("_cells", "_identity", "ghosts", "header", "marks", "mask", "path", "slots")
 
-    def __init__(self, path: Path, mapping: mmap.mmap) -> None:
+    def __init__(self, path: Path, descriptor: int, size: int) -> None:
+        """Map the file, which has `size` bytes."""
+        mapping = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         self.path = path
-        count = _slots_in(len(mapping))
+        self._identity = _identity_of(os.fstat(descriptor))
+        count = _slots_in(size)
         assert count is not None
         self.mask = count - 1
         self.header = _native.Words(mapping, 0, HEADER_WORDS)
         self.slots = _native.Words(mapping, HEADER_WORDS, count)
-        # Recency and frequency of use. Anyone writes them without a lock: a lost or late update makes an eviction
+        self._cells = memoryview(mapping)[PAGE + 8 * count :]
+        # Recency or frequency of use. Anyone writes them without a lock: a lost or late update makes an eviction
         # slightly worse, never a value wrong.
-        self.uses = _native.Words(mapping, HEADER_WORDS + count, count)
-        # Which entries were evicted (storage/upkeep/second_chance.py). Write lock.
-        self.ghosts = _native.Words(mapping, HEADER_WORDS + 2 * count, count // 2)
+        self.marks = self._cells.cast("H")
+        # Which entries were evicted (storage/upkeep/victims.py), every second one is two marks. Write lock.
+        self.ghosts = self._cells.cast("I")
 
     @classmethod
     def open_existing(cls, path: str | os.PathLike[str], *, shared: bool = False) -> GenerationFile | None:
@@ -193,10 +209,11 @@ class GenerationFile:
             size = os.fstat(descriptor).st_size
             if _slots_in(size) is None:
                 return None
-            mapping = _map(descriptor, size, place)
+            with _errors_of(place):
+                fill_holes(descriptor, _allocated(descriptor, size))
+                file = cls(place, descriptor, size)
         finally:
             os.close(descriptor)
-        file = cls(place, mapping)
         if file.is_intact():
             return file
         file.close()
@@ -222,13 +239,70 @@ class GenerationFile:
         if _slots_in(_size_of(slots)) is None:
             raise ValueError(f"slots must be a power of two from {MIN_SLOTS} to {MAX_SLOTS}, not {slots!r}")
         place = Path(path)
-        mapping, existed = _map_for_writing(place, slots, shared)
-        file = cls(place, mapping)
+        file, existed = cls._map_for_writing(place, slots, shared)
         tick = time.time_ns() // 1000 if tick is None else tick
         if existed:
             tick = file._begin_repair(tick)
         file._initialise(tick, epoch)
         return file
+
+    @classmethod
+    def _map_for_writing(cls, path: Path, slots: int, shared: bool) -> tuple[GenerationFile, bool]:
+        """Map the file at its proper size; also return whether it had any content before."""
+        descriptor = open_control_file(path, create=True, shared=shared)
+        try:
+            found = os.fstat(descriptor).st_size
+            size = _size_of(_slots_for_repair(descriptor, found, slots))
+            with _errors_of(path):
+                _allocate(descriptor, _allocated(descriptor, size))
+                os.ftruncate(descriptor, size)  # what is cut off was larger than any slot count needs, so not mapped
+                return cls(path, descriptor, size), found > 0
+        finally:
+            os.close(descriptor)
+
+    @property
+    def allocated(self) -> int:
+        """Return the bytes that the file takes on the disk."""
+        return _taken(self.mask + 1, self.header[Header.MARKS])
+
+    def grow_marks(self, entries: int, are_times: bool) -> None:
+        """Use more marks and ghosts if there are fewer than two for each entry and the disk has room for them.
+
+        The caller holds the write lock. `entries` may be UNCOUNTED. `are_times`: the marks tell times, not counts.
+        """
+        header = self.header
+        while entries != UNCOUNTED and (present := _marks_for(header[Header.MARKS])) < min(2 * entries, MOST_MARKS):
+            index = header[Header.MARKS] & 15
+            if not self._allocate_marks(index + 1):
+                break
+            if are_times:
+                self._rescale(2 * present, header[Header.TICK] >> MARKING[index][1])
+            self._cells[4 * present : 8 * present] = self._cells[: 4 * present]
+            header[Header.MARKS] = index + 1
+
+    def _rescale(self, end: int, now: int) -> None:
+        """Let times leave out one bit more; `now` is the present one."""
+        for first in (0, 1):
+            marks = self.marks[first:end:4]
+            times = [now - (now - mark & MOST_MARK) if mark else 0 for mark in marks]
+            marks[:] = array("H", [time >> 1 & MOST_MARK or 1 if time else 0 for time in times])
+
+    def _allocate_marks(self, index: int) -> bool:
+        """Allocate the blocks of so many marks; return False if the file is another by now, or the disk has no room."""
+        with suppress(OSError):
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if _identity_of(os.fstat(descriptor)) == self._identity:
+                    _allocate(descriptor, _taken(self.mask + 1, index))
+                    return True
+            finally:
+                os.close(descriptor)
+        return False
+
+    def forget_uses(self) -> None:
+        """Clear the marks and ghosts that are in use."""
+        size = 4 * _marks_for(self.header[Header.MARKS])
+        self._cells[:size] = bytes(size)
 
     def is_intact(self) -> bool:
         """Tell whether the header is complete and describes this mapping."""
@@ -309,13 +383,12 @@ class GenerationFile:
 
     def close(self) -> None:
         """Drop the mapping; it is unmapped when nobody uses its words any more."""
-        self.header = self.slots = self.uses = self.ghosts = _EMPTY
+        self.header = self.slots = _EMPTY
+        self.marks = self.ghosts = self._cells = memoryview(b"")
 
     def _begin_repair(self, tick: int) -> int:
         """Prepare an existing file for `_initialise`; return a tick beyond every one in it."""
         self.header[Header.READY] = 0
-        self.uses.fill(0)
-        self.ghosts.fill(0)
         return max(tick, _tick_beyond(self.header[Header.TICK], self.slots))
 
     def _initialise(self, tick: int, epoch: int) -> None:
@@ -348,13 +421,30 @@ def microseconds(expire: float) -> int:
     return int(max(0.0, min(expire, 9e12)) * 1e6)
 
 
+def _marks_for(index: int) -> int:
+    """Return how many marks are in use; damage may have made the index any number."""
+    return min(LEAST_MARKS << (index & 15), MOST_MARKS)
+
+
+# What MARKS stands for: the bits of `spread(home)` that are the index of an entry's mark, where bit 1 is 0, since two
+# marks lie beside a ghost; and how many bits of a tick a mark leaves out, so that 16 bits tell some 50 times as many
+# writes from each other as there are entries.
+MARKING: Final = tuple((_marks_for(index) - 1 >> 1 << 2 | 1, index) for index in range(16))
+
+
+def spread(home: int) -> int:
+    """Return 40 bits, and more, of which each depends on much of a key's hash, as similar keys have similar hashes."""
+    product = home * 0x9E3779B97F4A7C15  # as D. Knuth proposes; then the upper half tells what the lower does not
+    return (product ^ product >> 64) >> 24
+
+
 def _size_of(slots: int) -> int:
-    return PAGE + SLOT_BYTES * slots
+    return PAGE + 8 * slots + _REGION
 
 
 def _slots_in(size: int) -> int | None:
     """Return the slot count of a file of `size` bytes, or None if no slot count gives that size."""
-    slots = (size - PAGE) // SLOT_BYTES
+    slots = (size - PAGE - _REGION) // 8
     fits = MIN_SLOTS <= slots <= MAX_SLOTS and slots & (slots - 1) == 0 and _size_of(slots) == size
     return slots if fits else None
 
@@ -371,7 +461,7 @@ def _slots_for_repair(descriptor: int, size: int, wanted: int) -> int:
     exact = _slots_in(size)
     if exact is not None:
         return exact
-    least = min(MAX_SLOTS, max(MIN_SLOTS, 1 << (max(0, size - PAGE - 1) // SLOT_BYTES).bit_length()))
+    least = min(MAX_SLOTS, max(MIN_SLOTS, 1 << (max(0, size - PAGE - _REGION - 1) // 8).bit_length()))
     head = array("Q")
     head.frombytes(os.pread(descriptor, 8 * (Header.SLOTS + 1), 0).ljust(8 * (Header.SLOTS + 1), b"\0"))
     recorded = head[Header.SLOTS]
@@ -380,28 +470,34 @@ def _slots_for_repair(descriptor: int, size: int, wanted: int) -> int:
     return max(wanted, least)
 
 
-def _map_for_writing(path: Path, slots: int, shared: bool) -> tuple[mmap.mmap, bool]:
-    """Map the file at its proper size; also return whether it had any content before."""
-    descriptor = open_control_file(path, create=True, shared=shared)
-    try:
-        found = os.fstat(descriptor).st_size
-        size = _size_of(_slots_for_repair(descriptor, found, slots))
-        if found > size:
-            # Only for a file larger than any slot count needs, so nobody has mapped the part that is cut off.
-            os.ftruncate(descriptor, size)
-        _allocate(descriptor, size, path)
-        return _map(descriptor, size, path), found > 0
-    finally:
-        os.close(descriptor)
+def _taken(slots: int, marks: int) -> int:
+    """Return the bytes that a file with so many slots, and this number in MARKS, takes on the disk."""
+    return PAGE + 8 * slots + 4 * _marks_for(marks)
 
 
-def _allocate(descriptor: int, size: int, path: Path) -> None:
-    """Allocate the file's blocks, by writing where that is the only way."""
+def _allocated(descriptor: int, size: int) -> int:
+    """Return the bytes that have to be allocated of a file of `size` bytes before it is mapped."""
+    slots = _slots_in(size)
+    assert slots is not None
+    return _taken(slots, int.from_bytes(os.pread(descriptor, 8, 8 * Header.MARKS), sys.byteorder))
+
+
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
     try:
-        if not allocate(descriptor, size):
-            _rewrite(descriptor, size)
+        yield
     except OSError as error:
         raise file_error(error, path) from error
+
+
+def _identity_of(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size
+
+
+def _allocate(descriptor: int, size: int) -> None:
+    """Allocate the blocks of the first bytes, by writing where that is the only way."""
+    if not allocate(descriptor, size):
+        _rewrite(descriptor, size)
 
 
 def _rewrite(descriptor: int, size: int) -> None:
@@ -411,14 +507,6 @@ def _rewrite(descriptor: int, size: int) -> None:
     for offset in range(0, size, PAGE):
         length = min(PAGE, size - offset)
         os.pwrite(descriptor, os.pread(descriptor, length, offset).ljust(length, b"\0"), offset)
-
-
-def _map(descriptor: int, size: int, path: Path) -> mmap.mmap:
-    try:
-        fill_holes(descriptor, size)
-        return mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-    except OSError as error:
-        raise file_error(error, path) from error
 
 
 def _tick_beyond(counted: int, slots: Iterable[int]) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, Final
 
-from ..coherence.generations import MAX_WORD, Header, Words
+from ..coherence.generations import MARKING, MOST_MARK, Header, Words, spread
 from ..disk.payloads import How, Kept, fresh
 from ..encoding import keys
 from ..settings.policies import FREQUENCY, NO_MARKS, RECENCY, Policy
@@ -28,7 +28,7 @@ COUNTED, SEVERAL = 2, 4
 
 PLAIN_TYPES = frozenset({str, bytes, int})  # exact types: such a key is its own hot key, such a value is immutable
 
-_TICK = Header.TICK
+_TICK, _MARKS = Header.TICK, Header.MARKS
 
 
 def _no_entry(_: object) -> Any:
@@ -47,8 +47,9 @@ _NEGATIVE: Final = None, NEGATIVE_HIT
 #   expire  seconds since 1970, or None
 #   value   the value itself if immutable, else its payload, or what keeps it (`disk.payloads.Kept`)
 #   decode  makes a fresh value of that for each hit; None for an immutable value
-#   visited SIEVE's mark: a list whose first number is 0 for not visited, the entry's only mutable part
-#   marks   words of the shard's use marks, and words of its header
+#   visited the entry's only mutable part: a list of SIEVE's mark, 0 for not visited, and what its use mark's
+#           index is a part of (`spread`)
+#   marks   the shard's use marks, and words of its header
 #   cost    bytes that the entry is charged with
 #   kind    type that the key of a hit has to have, `keys.COMPOUND` if its members count, too
 HotEntry = tuple[
@@ -60,16 +61,17 @@ COST: Final = 8
 KIND: Final = 9
 
 
-def count_interval(visited: list[int], uses: Words, slot: int) -> None:
+def count_interval(visited: list[int], marks: Words, header: Words) -> None:
     """Count the hits of an interval that has ended, and begin the next, of an eighth of the uses so far, 1 to 64.
 
     SIEVE's mark counts the interval down, so most hits write nothing that is shared. If eviction or the sweeping hand
     cuts an interval short, its hits are not counted; that is why it is so short.
     """
-    if len(visited) == 1:
+    if len(visited) == 2:
         visited.append(1)
-    uses[slot] = noted = (uses[slot] + (visited[1] if visited[0] == 1 else 1)) & MAX_WORD
-    visited[0] = visited[1] = 1 if noted < 16 else noted >> 3 if noted < 512 else 64
+    index = visited[1] & MARKING[header[_MARKS] & 15][0]
+    marks[index] = noted = min(marks[index] + (visited[2] if visited[0] == 1 else 1), MOST_MARK)
+    visited[0] = visited[2] = 1 if noted < 16 else noted >> 3 if noted < 512 else 64
 
 
 class HotLayer:
@@ -117,20 +119,22 @@ class HotLayer:
 
     def hit(self, entry: HotEntry) -> Any:
         """Count a hit, or a miss, on a valid entry; return its value, NEGATIVE_HIT if it says that there is none."""
-        _, slot, _, _, value, decode, visited, (uses, header), _, _ = entry
+        _, _, _, _, value, decode, visited, (marks, header), _, _ = entry
         visited[0] = 1
         if decode is NEGATIVE_HIT:
             self.count_miss()
             return NEGATIVE_HIT
-        self.count_hit(uses, slot, header)
+        self.count_hit(marks, visited[1], header)
         return value if decode is None else decode(value)
 
-    def count_hit(self, uses: Words, slot: int, header: Words) -> None:
-        """Note a hit: for LRU twice the tick and one, for LFU one more, without a lock (see GenerationFile.uses)."""
+    def count_hit(self, marks: Words, place: int, header: Words) -> None:
+        """Leave a mark: for the time of use the tick, for LFU one more, without a lock (see GenerationFile.marks)."""
         if self._marks == RECENCY:
-            uses[slot] = 2 * header[_TICK] + 1 & MAX_WORD  # between the ranks of the last write and the next
+            mask, shift = MARKING[header[_MARKS] & 15]
+            marks[place & mask] = header[_TICK] >> shift & MOST_MARK or 1
         elif self._marks == FREQUENCY:
-            uses[slot] = (uses[slot] + 1) & MAX_WORD
+            index = place & MARKING[header[_MARKS] & 15][0]
+            marks[index] = min(marks[index] + 1, MOST_MARK)
         if self._counts:
             self.counters[0] += 1
 
@@ -143,7 +147,7 @@ class HotLayer:
         """Count a read of the database as a hit or a miss."""
         if found:
             shard = store.shard
-            self.count_hit(shard.uses, home % shard.slot_prime, shard.header)
+            self.count_hit(shard.marks, spread(home), shard.header)
         else:
             self.count_miss()
 
@@ -189,8 +193,8 @@ class HotLayer:
             kind = keys.kind_of(key)
         if decode is fresh:
             value.admit = partial(_charge, self._me, key)
-        marks = shard.uses, shard.header
-        self.put(key, (shard.slots, slot, stamp, expire, value, decode, [0], marks, cost, kind))
+        marks = shard.marks, shard.header
+        self.put(key, (shard.slots, slot, stamp, expire, value, decode, [0, spread(home)], marks, cost, kind))
 
     def charge(self, key: Hashable, value: Kept, size: int, how: How) -> bool:
         """Charge an entry for a value that it keeps decoded from now on, once; return False if there is no room."""

@@ -136,7 +136,7 @@ class SettingsInForce(Spelled):
 
     statistics = Setting[int](_integer(0, 1), 0)
     tag_index = Setting[int](_integer(0, 1), 0, "call create_tag_index() or drop_tag_index()")
-    eviction_policy = Setting[str](lambda _, value: policy_named(value).name, "least-recently-stored")
+    eviction_policy = Setting[str](lambda _, value: policy_named(value).name, "second-chance")
     size_limit = Setting[int](_integer(0, 1 << 62), 1 << 30)
     cull_limit = Setting[int](_integer(0, 1 << 31), 10)
     durability = Setting[str](_choice(*DURABILITY), "system")

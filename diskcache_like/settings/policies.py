@@ -1,42 +1,20 @@
-"""Eviction policies: which entry is evicted first.
-
-Every entry has a `rank`, and the entry with the lowest rank goes first. The policy decides what the rank is: twice the
-tick at the last store; the same at the last use, plus one, so that a use lies between two writes; or the number of
-uses and, where that is equal, the tick at the last store. A hit leaves a mark in the word of the key's slot, and an
-entry gets its true rank when it would have to go. Only `second-chance` has no ranks (storage/upkeep/second_chance.py).
-"""
+"""Eviction policies: which entry is evicted first, and what a hit leaves for that (storage/upkeep/victims.py)."""
 
 from __future__ import annotations
 
-from typing import Final
-
 from ..errors import SettingError
 
-NO_MARKS, RECENCY, FREQUENCY = 0, 1, 3  # what a hit leaves: nothing, twice the tick plus one, or one more
-MOST: Final = 2**63 - 2  # the highest rank
-USE: Final = 43  # bits below a use in a rank: of entries that were used equally often, the one stored first goes first
+NO_MARKS, RECENCY, FREQUENCY = 0, 1, 3  # what a hit leaves: nothing, its time, or one more
 
 
 class Policy:
-    """Evict entries in the order of their ranks, which the marks of hits may change; or none."""
+    """Say what marks hits leave, and what they count for."""
 
-    def __init__(self, name: str, marks: int = NO_MARKS, evicts: bool = True, ranks: bool = True) -> None:
+    def __init__(self, name: str, marks: int = NO_MARKS, evicts: bool = True, tries: bool = False) -> None:
         self.name = name
         self.marks = marks
-        self.counts_uses = marks == FREQUENCY  # whether a row says how many uses were counted when it was stored
-        self.ranks = ranks  # whether entries are evicted by rank
         self.evicts = evicts  # whether live entries are ever removed to make room
-
-    def rank_now(self, rank: int, base: int, mark: int) -> tuple[int, int] | None:
-        """Return the columns `rank` and `base` that an entry should have; None if it has them.
-
-        `mark`: what the hits on its slot have left, `MOST` at most.
-        """
-        if self.marks == RECENCY and mark > rank:
-            return mark, 0
-        if self.counts_uses and mark > base:
-            return min(rank + (mark - base << USE), MOST), mark
-        return None
+        self.tries = tries  # whether a new entry is on probation
 
 
 EVICTION_POLICY: dict[str, Policy] = {
@@ -46,7 +24,7 @@ EVICTION_POLICY: dict[str, Policy] = {
         Policy("least-recently-stored"),
         Policy("least-recently-used", RECENCY),
         Policy("least-frequently-used", FREQUENCY),
-        Policy("second-chance", RECENCY, ranks=False),
+        Policy("second-chance", RECENCY, tries=True),
     )
 }
 

@@ -28,12 +28,12 @@ class Slots(Protocol):
         """Return the generations, or the words of a server's entries."""
 
     @property
-    def uses(self) -> Words:
-        """Return what the hits on each slot have left for the eviction policy."""
+    def marks(self) -> Words:
+        """Return what hits have left for the eviction policy."""
 
     @property
     def header(self) -> Words:
-        """Return the header, for the present tick."""
+        """Return the header, for the present tick and the number of marks."""
 
     def ready(self) -> None:
         """Open what is closed."""

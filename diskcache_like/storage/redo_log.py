@@ -46,7 +46,7 @@ FORMAT = 2
 DIGEST_SIZE = 16
 CHUNK_PLACES = 1000  # and
 CHUNK_BYTES = 256 << 10  # of rows that are in memory at a time
-COLUMNS = 15  # of a row
+COLUMNS = 13  # of a row
 _INTEGER = 1 << 63  # bound of what SQLite takes
 
 
@@ -335,7 +335,7 @@ def _restore(store: Store, content: object) -> None:
         else:
             store.connection.drop_setting(name)
         if name == "eviction_policy":
-            store.evictor.rank_anew()
+            store.shard.generations.forget_uses()
 
 
 def _checked(content: object) -> Any:

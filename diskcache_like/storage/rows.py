@@ -6,11 +6,11 @@ held, and the slots of what changes are odd (`Invalidation`) or, while the write
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from sqlite3 import IntegrityError
 from typing import Any, Literal
 
-from ..coherence.generations import FARTHEST, NEVER, UNCOUNTED, Header, microseconds
+from ..coherence.generations import FARTHEST, UNCOUNTED, Header, microseconds
 from ..encoding.record import unpack
 from ..errors import DecodeError, SignatureError, StorageError
 from .shard.invalidation import Invalidation
@@ -67,8 +67,7 @@ class Rows:
         """
         number = tick if first is None else first
         # A flush may write a row for the second time, or give new metadata to a row that an earlier flush inserted.
-        existed = first is not None and bool(self._connection.select(sql.HAS_NUMBER, (first,)))
-        self._mark([(home, tick)])
+        existed = first is not None and bool(self._connection.select(sql.SELECT_VERSIONED, (home, home + 3, change[0])))
         try:
             inserted = self._put(home, tick, change, number)
         except IntegrityError:
@@ -86,7 +85,7 @@ class Rows:
         shard = self._shard
         displaced = shard.header[_DISPLACED]
         if type(row) is bytes:
-            if not displaced and not shard.policy.counts_uses:
+            if not displaced:
                 inserted = self._put_record(home, stored_key, row, tick, number, known)
                 if inserted is not None:
                     return inserted
@@ -118,7 +117,7 @@ class Rows:
     def _replace_value(self, place: int, stored_key: bytes, row: Row, tick: int) -> bool:
         """Replace record and expiry of a row whose other columns stay as they are; return False if they do not."""
         packed, expire, fresh, tags, *others = row
-        if others != _ALONE or self._shard.policy.counts_uses:
+        if others != _ALONE:
             return False
         connection = self._connection
         execute = (connection.cursor or connection.open_cursor()).execute
@@ -137,28 +136,13 @@ class Rows:
         shard = self._shard
         packed, *columns = row
         done = self._connection.open().execute(
-            sql.UPSERT, (place, _blob(stored_key), tick, *self._first_rank(place), *columns, _blob(packed), number)
+            sql.UPSERT, (place, _blob(stored_key), tick, *columns, _blob(packed), number)
         )
         if done.rowcount:
             return done.lastrowid
         if placed:
             raise corrupt(f"{shard.path!r}: a row is found at a place that is free", shard.path)
         return self._put_columns(self._place(place & HOME, stored_key), stored_key, row, tick, number, placed=True)
-
-    def _mark(self, writes: Iterable[tuple[int, int]]) -> None:
-        """Count writes (hash, tick) as uses where rows have no ranks: a row is used if a mark is above its number."""
-        shard = self._shard
-        if shard.policy.ranks:
-            return
-        for home, tick in writes:
-            slot = home % shard.slot_prime
-            shard.uses[slot] = max(shard.uses[slot], 2 * tick)
-
-    def _first_rank(self, place: int) -> tuple[int | None, int]:
-        """Return the columns `rank` and `base` of a row that is stored now."""
-        shard = self._shard
-        by_uses = shard.policy.counts_uses
-        return None, shard.uses[(place & HOME) % shard.slot_prime] & NEVER if by_uses else 0
 
     def put_many(self, rows: Sequence[Small]) -> bool:
         """Write rows without files, in order of insertion; of equal keys the last one stays.
@@ -167,7 +151,6 @@ class Rows:
         """
         if not rows:
             return True
-        self._mark((row[2], row[0]) for row in rows)
         try:
             return self._put_many(rows)
         except StorageError as error:

@@ -65,7 +65,7 @@ class ShardSettings:
             connection.put_setting(name, value)
         self._apply(name, value)
         if name == "eviction_policy" and update and before != value:
-            self._maintenance.evictor.rank_anew()
+            self._shard.generations.forget_uses()
         if connection.txn is None and name in _OF_THE_WRITER:
             connection.close()
 

@@ -360,8 +360,7 @@ class WriteBuffer:
             )
         written.sort(key=itemgetter(4))  # new rows are appended to the table
         shard = self._shard
-        is_special = shard.policy.counts_uses or shard.header[_DISPLACED]
-        if is_special or not rows.put_many([small(*each) for each in written]):
+        if shard.header[_DISPLACED] or not rows.put_many([small(*each) for each in written]):
             for home, stored_key, row, tick, number in written:
                 rows.put(home, tick, (stored_key, row, False), number)
 

@@ -347,10 +347,7 @@ class Writer:
         shard = self._shard
         full = [row for _, _, row in rows if isinstance(row, Row)]
         special = (
-            shard.policy.counts_uses
-            or shard.header[Header.DISPLACED]
-            or shard.disk.sealer is not None
-            or any(row.file is not None for row in full)
+            shard.header[Header.DISPLACED] or shard.disk.sealer is not None or any(row.file is not None for row in full)
         )
         if special or not self._put_small(rows, full):
             for home, stored_key, row in rows:

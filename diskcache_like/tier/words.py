@@ -10,13 +10,13 @@ from array import array
 from collections.abc import Callable
 from typing import Any, Final
 
-from ..coherence.generations import Words
+from ..coherence.generations import HEADER_WORDS, LEAST_MARKS, Words
 from ..entries.hot import HotLayer
 from .state import SLOTS, TierState, boot_seconds
 
-# Hits leave no marks for the database's eviction, since its slots are others: what they write goes nowhere.
-_USES: Final[Words] = memoryview(array("Q", bytes(8 * SLOTS)))
-_HEADER: Final[Words] = memoryview(array("Q", [1] * 512))  # a tick that never changes
+# Hits leave no marks for the database's eviction, since its keys are others: what they write goes nowhere.
+_MARKS: Final[Words] = memoryview(array("Q", bytes(8 * LEAST_MARKS * 2)))
+_HEADER: Final[Words] = memoryview(array("Q", bytes(8 * HEADER_WORDS)))  # a tick and a number of marks that stay
 
 
 class Place(int):
@@ -43,7 +43,7 @@ class SharedWords:
     """The words of all machines' entries, which a hit or a load looks at as at the slots of an open shard."""
 
     slot_prime = SLOTS
-    uses = _USES
+    marks = _MARKS
     header = _HEADER
 
     def __init__(self, state: TierState, ready: Callable[[], None]) -> None:
@@ -65,7 +65,7 @@ class _WordsOfTags:
 
     __slots__ = ("_indices", "_state")
     slot_prime = SLOTS
-    uses = _USES
+    marks = _MARKS
     header = _HEADER
 
     def __init__(self, state: TierState, indices: frozenset[int]) -> None:

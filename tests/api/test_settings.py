@@ -488,7 +488,7 @@ def test_a_setting_whose_transaction_is_rolled_back_is_what_it_was(open_cache: O
     assert synchronous(cache) == {1}
     for store in cache._shards.stores:
         assert {name: store.shard.settings[name] for name in before} == before
-        assert store.shard.policy.name == "least-recently-stored"
+        assert store.shard.policy.name == "second-chance"
 
 
 @few

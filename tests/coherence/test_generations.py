@@ -14,13 +14,15 @@ from pathlib import Path
 import pytest
 
 from diskcache_like.coherence import generations
-from diskcache_like.coherence.generations import HEADER_WORDS, PAGE, SLOT_BYTES, GenerationFile, Header
+from diskcache_like.coherence.generations import HEADER_WORDS, LEAST_MARKS, MOST_MARKS, PAGE, GenerationFile, Header
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.errors import DirectoryError, DiskFull, UnsafeDirectory
 from diskcache_like.system import boot as system_boot
 
 SLOTS = 64
-SIZE = PAGE + SLOT_BYTES * SLOTS
+CELLS = 4 * MOST_MARKS  # bytes
+USED = PAGE + 8 * SLOTS + 4 * LEAST_MARKS
+SIZE = PAGE + 8 * SLOTS + CELLS
 
 Make = Callable[..., GenerationFile]
 
@@ -70,17 +72,22 @@ def test_a_new_file_is_whole_private_and_allocated(make: Make, path: Path) -> No
     file = make(tick=10, epoch=3)
     status = path.stat()
     assert (status.st_size, stat.S_IMODE(status.st_mode)) == (SIZE, 0o600)
-    assert status.st_blocks * 512 >= SIZE
-    assert (file.mask, len(file.slots), len(file.uses), len(file.header)) == (SLOTS - 1, SLOTS, SLOTS, HEADER_WORDS)
+    assert status.st_blocks * 512 >= USED
+    assert (file.mask, len(file.slots), len(file.marks), len(file.header)) == (
+        SLOTS - 1,
+        SLOTS,
+        CELLS // 2,
+        HEADER_WORDS,
+    )
     assert [file.slots[index] for index in range(SLOTS)] == [22] * SLOTS
-    assert [file.uses[index] for index in range(SLOTS)] == [0] * SLOTS
+    assert not any(file.marks[: 2 * LEAST_MARKS])
     assert (file.header[Header.TICK], file.header[Header.EPOCH], file.header[Header.SLOTS]) == (10, 3, SLOTS)
     assert file.is_intact()
 
 
-def test_the_default_takes_about_a_megabyte(path: Path, opened: list[GenerationFile]) -> None:
+def test_the_default_takes_less_than_a_megabyte(path: Path, opened: list[GenerationFile]) -> None:
     opened.append(GenerationFile.create(path))
-    assert path.stat().st_size == PAGE + 5 * 2**18
+    assert 2**19 < opened[0].allocated <= path.stat().st_blocks * 512 < 2**20
     assert opened[0].mask == 2**16 - 1
 
 
@@ -98,8 +105,8 @@ def test_two_mappings_are_one_memory(make: Make, reopen: Callable[[], bool], ope
     first.begin((3, 9), tick)
     second = opened[-1]
     assert (second.slots[3], second.slots[9], second.header[Header.TICK]) == (2 * tick + 1, 2 * tick + 1, tick)
-    second.uses[5] = 77
-    assert first.uses[5] == 77
+    second.marks[5] = 77
+    assert first.marks[5] == 77
 
 
 def test_marks_are_odd_then_even_and_only_grow(make: Make) -> None:
@@ -122,7 +129,7 @@ def test_marking_all_marks_every_slot_and_nothing_else(make: Make) -> None:
     assert {file.slots[index] for index in range(SLOTS)} == {5}
     file.settle_all(tick)
     assert {file.slots[index] for index in range(SLOTS)} == {6}
-    assert {file.uses[index] for index in range(SLOTS)} == {0}
+    assert not any(file.marks[: 2 * LEAST_MARKS])
     assert file.is_intact()
 
 
@@ -201,18 +208,18 @@ def test_a_damaged_header_is_refused_and_mended_in_place(
     assert reopen()
 
 
-@pytest.mark.parametrize("size", [0, 1, 100, PAGE - 1, PAGE, PAGE + 1, PAGE + SLOT_BYTES * 16, SIZE - 1])
+@pytest.mark.parametrize("size", [0, 1, 100, PAGE - 1, PAGE, PAGE + 1, PAGE + 8 * 16 + CELLS, SIZE - 1])
 def test_a_cut_file_is_refused_and_grown_again(
     make: Make, reopen: Callable[[], bool], path: Path, opened: list[GenerationFile], size: int
 ) -> None:
     opened.append(make(tick=50))
     os.truncate(path, size)
-    exact = size == PAGE + SLOT_BYTES * 16  # also the size of a smaller layout; the header says otherwise
+    exact = size == PAGE + 8 * 16 + CELLS  # also the size of a smaller layout; the header says otherwise
     assert not reopen()
     mended = make()
     assert mended.mask + 1 == (16 if exact else SLOTS)
     assert {mended.slots[index] for index in range(mended.mask + 1)} == {2 * mended.header[Header.TICK] + 2}
-    assert path.stat().st_blocks * 512 >= path.stat().st_size
+    assert path.stat().st_blocks * 512 >= mended.allocated
     assert reopen()
 
 
@@ -223,14 +230,14 @@ def test_a_cut_file_gets_the_count_its_header_notes(make: Make, path: Path) -> N
 
 
 def test_without_a_header_a_cut_file_never_gets_fewer_slots_than_fit_its_size(make: Make, path: Path) -> None:
-    path.write_bytes(b"\xff" * (PAGE + SLOT_BYTES * 900))
+    path.write_bytes(b"\xff" * (PAGE + 8 * 900 + CELLS))
     path.chmod(0o600)
     assert make(slots=16).mask + 1 == 2**10
 
 
 def test_a_file_larger_than_any_layout_is_cut_to_the_largest(path: Path, opened: list[GenerationFile]) -> None:
     path.touch(0o600)
-    os.truncate(path, PAGE + SLOT_BYTES * 2**20 + 1)
+    os.truncate(path, PAGE + 8 * 2**20 + CELLS + 1)
     assert GenerationFile.open_existing(path) is None
     opened.append(GenerationFile.create(path))
     assert opened[0].mask + 1 == 2**20
@@ -294,7 +301,7 @@ def test_closing_survives_a_kept_view(make: Make) -> None:
     kept = file.slots
     file.close()
     assert kept[3] == 4
-    assert (len(file.slots), len(file.uses), len(file.header)) == (0, 0, 0)
+    assert (len(file.slots), len(file.marks), len(file.header)) == (0, 0, 0)
     file.close()
 
 
@@ -327,23 +334,25 @@ def test_without_fallocate_real_bytes_are_written(
     else:
         monkeypatch.setattr(os, "posix_fallocate", unsupported)
     file = make(tick=1)
-    assert path.stat().st_blocks * 512 >= path.stat().st_size == SIZE
+    assert path.stat().st_size == SIZE
+    assert path.stat().st_blocks * 512 >= file.allocated == USED
     file.settle((5,), 30)
     assert make(tick=1).slots[0] == 2 * 31 + 2
 
 
 def test_a_copy_with_holes_is_filled_when_opened(make: Make, reopen: Callable[[], bool], path: Path) -> None:
-    make(slots=2**12, tick=7).close()
+    file = make(slots=2**12, tick=7)
+    used, allocated = len(path.read_bytes().rstrip(b"\0")), file.allocated
+    file.close()
     data = path.read_bytes()
-    used = len(data.rstrip(b"\0"))
     path.unlink()
     path.touch(0o600)
     path.write_bytes(data[:used])
     os.truncate(path, len(data))
-    if path.stat().st_blocks * 512 >= len(data):
+    if path.stat().st_blocks * 512 >= allocated:
         pytest.skip("this file system has no holes")
     assert reopen()
-    assert path.stat().st_blocks * 512 >= len(data)
+    assert path.stat().st_blocks * 512 >= allocated
     assert path.read_bytes() == data
 
 

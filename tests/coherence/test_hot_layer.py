@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from diskcache_like.coherence.generations import Header
+from diskcache_like.coherence.generations import LEAST_MARKS, MARKING, Header, spread
 from diskcache_like.disk.payloads import Kept, fresh
 from diskcache_like.encoding import keys
 from diskcache_like.encoding.copying import copier_of
@@ -28,7 +28,7 @@ class Shard:
 
     def __init__(self) -> None:
         self.slots: Any = [2] * PRIME
-        self.uses: Any = [0] * PRIME
+        self.marks: Any = [0] * 2 * LEAST_MARKS
         self.header: Any = [0] * 128
         self.slot_prime = PRIME
 
@@ -205,7 +205,8 @@ def test_an_unhashable_key_is_kept_by_its_stored_bytes(bench: Bench) -> None:
     [
         ("least-recently-stored", False, 0, 0),
         ("least-recently-stored", True, 0, 1),
-        ("least-recently-used", False, 2 * 5 + 1, 0),
+        ("least-recently-used", False, 5, 0),
+        ("second-chance", False, 5, 0),
         ("least-frequently-used", False, 1, 0),
         ("least-frequently-used", True, 1, 1),
     ],
@@ -218,7 +219,8 @@ def test_a_hit_leaves_what_the_policy_goes_by(
     bench.hot.count(counts)
     bench.keep("key", "value")
     assert bench.look("key") == "value"
-    assert bench.shard.uses == [noted if slot == SLOT else 0 for slot in range(PRIME)]
+    index = spread(HASH) & MARKING[0][0]
+    assert bench.shard.marks == [noted if each == index else 0 for each in range(2 * LEAST_MARKS)]
     assert bench.counters == [counted, 0]
 
 
@@ -228,7 +230,7 @@ def test_a_probe_leaves_nothing(bench: Bench) -> None:
     bench.keep("key", "value")
     entry = bench.hot.probe("key")
     assert entry is not None
-    assert (entry[6], bench.shard.uses[SLOT], bench.counters) == ([0], 0, [0, 0])
+    assert (entry[6][0], max(bench.shard.marks), bench.counters) == (0, 0, [0, 0])
 
 
 def test_nothing_is_kept_without_a_limit() -> None:

@@ -557,7 +557,7 @@ def test_a_damaged_database_is_not_followed_by_one_in_the_clear(tmp_path: Path) 
 
 # -- forgeries --------------------------------------------------------------------------------------------------------
 
-COLUMNS = "h, k, id, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v"
+COLUMNS = "h, k, id, version, expire, fresh, tags, size, file, spelling, queue, num, v"
 
 
 @pytest.fixture

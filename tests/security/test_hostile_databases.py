@@ -60,7 +60,7 @@ def database_of(directory: Path) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize(
-    "planted", [(), ("entry", None, "1 1"), ("entry", "entry_rank", "0 0 0 sz=0 unordered"), (b"\xff", 1, 2.5)]
+    "planted", [(), ("entry", None, "1 1"), ("entry", "entry_place", "0 0 0 sz=0 unordered"), (b"\xff", 1, 2.5)]
 )
 def test_what_analyze_leaves_is_harmless_whatever_it_says(directory: Path, planted: tuple[Any, ...]) -> None:
     with closing(sqlite3.connect(directory / "cache.db", isolation_level=None)) as connection:
@@ -347,8 +347,7 @@ def test_an_expiry_that_is_no_number_blocks_no_operation(
 @pytest.mark.parametrize(
     "policy", ["least-recently-used", "least-frequently-used", "least-recently-stored", "second-chance"]
 )
-@pytest.mark.parametrize("column", ["version", "base", "rank"])
-def test_a_row_without_a_rank_is_evicted_as_others_are(directory: Path, column: str, policy: str) -> None:
+def test_a_row_without_a_version_is_evicted_as_others_are(directory: Path, policy: str) -> None:
     """Damage may make any column NULL: its kind is a byte in the row."""
     with database(directory) as connection:
         (made,) = connection.execute("SELECT sql FROM sqlite_master WHERE name = 'entry'").fetchone()
@@ -356,7 +355,7 @@ def test_a_row_without_a_rank_is_evicted_as_others_are(directory: Path, column: 
         other = made.replace("NOT NULL", not_null).replace("'", "''")
         rewrite_schema(directory, f"UPDATE sqlite_master SET sql = '{other}' WHERE name = 'entry'")
         if not not_null:
-            plant(directory, f"UPDATE entry SET {column} = NULL")
+            plant(directory, "UPDATE entry SET version = NULL")
     with closing(Cache(directory, eviction_policy=policy, size_limit=100_000)) as cache:
         for number in range(20):
             cache.set(number, bytes(2000))
@@ -461,7 +460,7 @@ def test_no_operation_reads_rows_without_end(tmp_path: Path, tree: str) -> None:
     with closing(Cache(directory, eviction_policy="least-recently-used", tag_index=True, **QUICK)) as cache:
         fill(cache)
         cache.reset("size_limit", 1)
-        cache.cull()  # which makes the index on ranks
+        cache.cull()
         cache.reset("size_limit", 1 << 30)
         fill(cache)
         cache["file"] = b"z" * 50_000  # so that there is trash

@@ -1415,18 +1415,6 @@ def test_a_read_that_fails_as_a_transaction_begins_is_not_called_damage(
     assert rows_of(cache) == 1
 
 
-def test_a_touch_keeps_the_rank_that_hits_have_given(cache: Cache) -> None:
-    cache["key"] = 1
-    cache.flush()
-    with sqlite3.connect(f"{cache.directory}/cache.db") as connection:
-        connection.execute("UPDATE entry SET rank = 7")
-    for write, expected in ((lambda: cache.touch("key", 5000), 7), (lambda: cache.set("key", 2), None)):
-        assert write()  # type: ignore[no-untyped-call]
-        cache.flush()
-        assert connection.execute("SELECT rank FROM entry").fetchall() == [(expected,)]
-    connection.close()
-
-
 def test_a_failure_of_sqlite_is_told_as_one_of_the_package(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     cache.set("key", 1, tag="a")
 
@@ -1538,18 +1526,6 @@ def test_a_cache_that_damage_empties_says_so(cache: Cache) -> None:
     with pytest.warns(CorruptDatabaseWarning, match="every entry was removed"):
         cache.flush()
     assert len(cache) == 0
-
-
-def test_uses_count_from_the_write_on_where_they_decide(tmp_path: Path) -> None:
-    """Under least-frequently-used a row says how often its slot was used when it was written."""
-    with Cache(tmp_path, eviction_policy="least-frequently-used", write_buffer=SIZE) as cache:
-        cache["key"] = 1
-        assert rows_of(cache) == 1
-        cache.reset("eviction_policy", "least-recently-stored")
-        cache["other"] = 1
-    with Cache(tmp_path, write_buffer=SIZE) as cache:
-        cache["third"] = 1
-        assert rows_of(cache) == 2
 
 
 def test_a_handle_that_removes_nothing_appends_in_one_call(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def make_mortal(at: int, announce: Callable[[], object]) -> Death:
         (WriteLock, "release_and_close"),
         (generations, "open_control_file"),
         (generations, "_allocate"),
-        (generations, "_map"),
+        (generations, "GenerationFile"),
         (file_io, "link_unnamed"),
         (os, "makedirs"),
         (os, "unlink"),

@@ -74,7 +74,6 @@ TREES = (
     "entry_queue",
     "entry_file",
     "tagged",
-    "entry_rank",
     "trash",
     "setting",
     "totals",

@@ -19,7 +19,6 @@ from ...coherence.generations import FARTHEST, UNCOUNTED, GenerationFile, Header
 from ...coherence.ring import LEAST_CAPACITY, Mark, Ring
 from ...errors import CorruptDatabase
 from ...settings.definitions import DEFAULT_SETTINGS
-from ...settings.policies import policy_named
 from ...system import paths
 from ...system.boot import boot_id
 from ...system.signals import suppress
@@ -275,10 +274,7 @@ def mark_in(rows: list[Any]) -> Mark | None:
 def appends(settings: dict[str, Any]) -> bool:
     """Tell whether writes go into the write buffer with these settings."""
     return bool(
-        settings["write_buffer"]
-        and settings["sqlite_synchronous"] < FULL
-        and settings["sqlite_journal_mode"] == "wal"
-        and not policy_named(settings["eviction_policy"]).counts_uses  # counts uses from the write on, in the row
+        settings["write_buffer"] and settings["sqlite_synchronous"] < FULL and settings["sqlite_journal_mode"] == "wal"
     )
 
 

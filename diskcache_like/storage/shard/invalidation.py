@@ -17,7 +17,7 @@ from .open_shard import OpenShard
 from .ownership import ALL_SLOTS, HOME
 
 WRITE_COST = FRAME  # bytes that the WAL grows by for most writes
-_TICK, _WRITTEN, _COUNT, _PROBATION = Header.TICK, Header.WRITTEN, Header.COUNT, Header.PROBATION  # for the hot paths
+_TICK, _WRITTEN, _COUNT, _UNMOVED = Header.TICK, Header.WRITTEN, Header.COUNT, Header.UNMOVED  # for the hot paths
 
 # What commits a change to one key's entry: gets the key's hash, the number of the write, and arguments of its own, in
 # one tuple because a call with a star costs as much as two without.
@@ -124,8 +124,9 @@ class Invalidation:
         """Add what a commit has added to the number of entries."""
         header = self._shard.header
         count = header[_COUNT]
-        if added > 0:
-            header[_PROBATION] = header[_PROBATION] + added & MAX_WORD
+        # What goes is taken to be as old as all entries are; eviction knows it, and corrects this.
+        unmoved = header[_UNMOVED] + (added if added > 0 else added * min(header[_UNMOVED], count) // max(count, 1))
+        header[_UNMOVED] = min(max(unmoved, 0), MAX_WORD)
         if count != UNCOUNTED:
             count += added
             header[_COUNT] = count if 0 <= count < UNCOUNTED else UNCOUNTED  # less than none is damage

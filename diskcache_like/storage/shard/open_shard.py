@@ -87,8 +87,7 @@ class OpenShard:
         self.generations: GenerationFile
         self.header: Words
         self.slots: Words
-        self.uses: Words
-        self.ghosts: Words
+        self.marks: Words
         self.ring: Ring | None = None
         self.appender: Appender | None = None  # made by the first write that finds nothing due
         self.buffer = 0  # its number
@@ -136,10 +135,10 @@ class OpenShard:
 
     def _use(self, opened: opener.Opened, ring: Ring | None, buffer: int) -> None:
         generations, self.settings, self.identity, self.path, epoch, first_reader = opened
-        header, slots, uses, ghosts = generations.header, generations.slots, generations.uses, generations.ghosts
+        header, slots, marks = generations.header, generations.slots, generations.marks
         self.slot_prime = prime_below(len(slots))
         # At once, since a signal handler that reads may come here, too, and close what was assigned before.
-        self.generations, self.header, self.slots, self.uses, self.ghosts = generations, header, slots, uses, ghosts
+        self.generations, self.header, self.slots, self.marks = generations, header, slots, marks
         self.ring = ring
         self.policy = policy_named(self.settings["eviction_policy"])
         self.pool = ReaderPool(self.path, self.settings, self.config.timeout, first_reader)
@@ -253,7 +252,7 @@ class OpenShard:
             self._give_back(lock)
             self.appender = None
             # A reader on its way finds odd slots and another epoch.
-            self.header = self.slots = self.uses = self.ghosts = CLOSED
+            self.header = self.slots = self.marks = CLOSED
             lock.release_and_close(self._mark_closed)
         except BaseException:  # the next call opens it anew; what is still open goes with the last reference to it
             self.token = NOT_OPEN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
@@ -20,9 +21,12 @@ from ..opening.opener import mark_in
 from ..sqlite import statements as sql
 from ..sqlite.connection import FAILURES, PAGE_SIZE, Failure, corrupt, mapped, walked
 from ..sqlite.reader_pool import ReaderPool
+from ..sqlite.schema import MOVED_BACK
 from .open_shard import OpenShard
 
 PAGE_OF_ENTRIES = 512
+ROUNDS = 100  # in which who iterates looks for what was moved meanwhile; else it might run after it for ever
+_LOWEST = -NEVER - 1
 WALKED = 1 << 14  # bytes that wait, and that somebody goes through instead of flushing them
 QUEUE_BOUND = 1 << 62  # of the numbers of a queue; what is beyond, or no number, was planted and is passed over
 _EPOCH, _TICK, _BUFFER = Header.EPOCH, Header.TICK, Header.BUFFER  # for the hot path
@@ -244,22 +248,58 @@ class Reader:
     ) -> Iterator[tuple[int, bytes, bytes | None]]:
         if reverse:
             yield from (row[:3] for _, row in sorted(waiting.values(), reverse=True))
-        statement = sql.IN_REVERSE if reverse else sql.IN_ORDER
-        low, high = -(1 << 63), last
-        while low <= high and (
-            rows := self._select_placed(statement, (low, high, sql.MANY), _within(low, high), flushes=False)
-        ):
+        for rows in self._pages_in_order(reverse, last):
             for place, number, key, original in rows:
                 if key in net and not _is_row_of(net[key], number):
                     continue  # it is removed by now
                 # One that waited and was flushed meanwhile comes from here, unless it had its turn before.
                 if key not in waiting or (waiting.pop(key) and not reverse):
                     yield place, key, original
-            reached, net = rows[-1][1], self._waiting_or_flushed()
-            low, high = (low, reached - 1) if reverse else (reached + 1, high)
+            net = self._waiting_or_flushed()
         if not reverse:
             removed = {key for key, (_, _, _, what, _) in net.items() if what is None}
             yield from (row[:3] for _, row in sorted(waiting.values()) if row[1] not in removed)
+
+    def _pages_in_order(self, reverse: bool, last: int) -> Iterator[list[Any]]:
+        """Yield the rows in the order of their numbers up to `last`, page by page, and each entry once.
+
+        Eviction may move rows meanwhile, to the end of those with negative numbers: one that was not seen yet is
+        looked for there when all others were read, and one that was is left out. Its number is higher than all that
+        were given before the last release of the lock.
+        """
+        header = self._shard.present_header()
+        before = header[Header.SETTLED] - MOVED_BACK
+        seen, there = array("q"), set[int]()
+
+        def unseen(rows: list[Any]) -> list[Any]:
+            if self._shard.evicts:
+                if any(before < row[1] < 0 for row in rows):
+                    there.update(seen[len(there) :])
+                    rows = [row for row in rows if not before < row[1] < 0 or row[0] not in there]
+                seen.extend(row[0] for row in rows)
+            return rows
+
+        moved, top = (_LOWEST, -1), _LOWEST
+        for low, high in ((0, last), moved) if reverse else (moved, (0, last)):
+            for rows in self._range_in_order(reverse, low, high):
+                top = max(top, *(row[1] for row in rows if row[1] < 0), _LOWEST)
+                yield unseen(rows)
+        for _ in range(ROUNDS):
+            reached = top
+            for rows in self._range_in_order(False, top + 1, min(header[_TICK], NEVER) - MOVED_BACK):
+                top = rows[-1][1]
+                yield unseen(rows)
+            if top == reached:
+                break
+
+    def _range_in_order(self, reverse: bool, low: int, high: int) -> Iterator[list[Any]]:
+        statement = sql.IN_REVERSE if reverse else sql.IN_ORDER
+        while low <= high and (
+            rows := self._select_placed(statement, (low, high, sql.MANY), _within(low, high), flushes=False)
+        ):
+            yield rows
+            reached = rows[-1][1]
+            low, high = (low, reached - 1) if reverse else (reached + 1, high)
 
     def end(self, last: bool, skip: int = 0) -> tuple[int, bytes, bytes | None, bytes] | None:
         """Return (place, stored key, original key, record) of the entry inserted last, or first, behind `skip` others.

@@ -42,7 +42,6 @@ class WriterConnection:
         # at the next opening; so no count of entries is noted until then.
         self.in_doubt = False
         self.raw: sqlite3.Connection | None = None
-        self._indexes: set[str] = set()  # optional indexes that are known to exist
         self._settings: dict[str, Any] = {}
         self._timeout = 0.0
         self._pool: ReaderPool
@@ -94,7 +93,6 @@ class WriterConnection:
     def forget(self) -> None:
         """Drop the connection without closing it: another thread, or the parent process, may be using it."""
         self.raw = self.cursor = None
-        self._indexes.clear()
 
     def in_transaction(self) -> bool:
         """Tell whether SQLite has a transaction open; it ends one by itself after some errors."""
@@ -129,12 +127,6 @@ class WriterConnection:
             walked(self.open(), self.path, statement, parameters)
         except FAILURES as error:
             self.fail(error)
-
-    def ensure_index(self, create: str) -> None:
-        """Make an optional index with this statement, unless it is known to exist."""
-        if create not in self._indexes:
-            self.walk(create)
-            self._indexes.add(create)
 
     def setting(self, name: str) -> object:
         """Return the value of a row beside the settings, None if there is none."""
@@ -182,7 +174,6 @@ class WriterConnection:
 
     def rolled_back(self) -> None:
         """Forget what was known from within a transaction that is rolled back."""
-        self._indexes.clear()
 
     def run_at_end(self) -> None:
         """Do what was left for the end of the transaction."""

@@ -1,8 +1,7 @@
 """The database schema: every table, index and trigger, and its version.
 
 The invariants that must survive any crash live here, not in Python: the bytes in value files are counted, and the file
-of a row that goes or changes is in the trash, from the same commit on. Rows without a file pay nothing for that. Each
-index costs a written page per insert and delete, so those that few caches need are made when they are first used.
+of a row that goes or changes is in the trash, from the same commit on. Rows without a file pay nothing for that.
 """
 
 from __future__ import annotations
@@ -14,11 +13,13 @@ import sqlite3
 from ...errors import CorruptDatabase, DiskCacheDirectory, ForeignDatabase, NewerFormat, OlderFormat
 
 # Of a row: `id` and `version` are the writes (ticks) that inserted it and that wrote its value last. So the table is in
-# the order of insertion: a new row goes to the last page, old rows are neighbours, and iteration needs no index. `h` is
-# the row's place, its key's hash. `rank` is NULL as long as `version` says when its turn to be evicted comes. `expire`
-# is when it goes, `fresh` when it expires, where it is kept after that. `spelling` holds what the code calls the
-# original key: the pickle of a key that its stored key does not give back.
+# the order of insertion: a new row goes to the last page, old rows are neighbours, and iteration needs no index. Where
+# eviction has spared a row and moved it behind others of that kind, `id` is the tick of that less MOVED_BACK, and so
+# negative. `h` is the row's place, its key's hash. `expire` is when it goes, `fresh` when it expires, where it is kept
+# after that. `spelling` holds what the code calls the original key: the pickle of a key that its stored key does not
+# give back.
 APPLICATION_ID = 0x64636C6B  # "dclk"
+MOVED_BACK = 1 << 62  # more than any tick
 VERSION = 4
 
 ENTRY = """CREATE TABLE entry (
@@ -26,8 +27,6 @@ ENTRY = """CREATE TABLE entry (
     h INTEGER NOT NULL CHECK (typeof(h) = 'integer'),
     k BLOB NOT NULL,
     version INTEGER NOT NULL,
-    rank INTEGER,
-    base INTEGER NOT NULL DEFAULT 0,
     expire REAL,
     fresh REAL,
     tags TEXT,
@@ -44,7 +43,6 @@ PLACE_INDEX = "CREATE UNIQUE INDEX entry_place ON entry (h)"
 EXPIRE_INDEX = "CREATE INDEX entry_expire ON entry (expire) WHERE expire IS NOT NULL"
 QUEUE_INDEX = "CREATE UNIQUE INDEX entry_queue ON entry (queue, num) WHERE queue IS NOT NULL"
 FILE_INDEX = "CREATE INDEX entry_file ON entry (file) WHERE file IS NOT NULL"
-RANK_INDEX = "CREATE INDEX entry_rank ON entry (coalesce(rank, 2 * version))"
 # The names of an entry's tags (encoding/tags.py), which is the index for `evict`, and for listing by tag.
 TAGGED = "CREATE TABLE tagged (tag TEXT, place INTEGER, PRIMARY KEY (tag, place)) WITHOUT ROWID"
 # No OR REPLACE in a trigger: the conflict clause of the statement that fires it wins over it.
@@ -89,16 +87,13 @@ END"""
 REQUIRED = (ENTRY, TOTALS, TRASH, SETTING, PLACE_INDEX, EXPIRE_INDEX, QUEUE_INDEX, FILE_INDEX, TAGGED)
 TRIGGERS = (ON_INSERT, ON_DELETE, ON_UPDATE, ON_TAGGED_INSERT, ON_TAGGED_DELETE, ON_TAGGED_UPDATE)
 ON_EACH_DELETE = {"entry_delete": ON_DELETE, "entry_untagged": ON_TAGGED_DELETE}  # by their names
-OPTIONAL = (RANK_INDEX,)  # made when it is first needed
 # What ANALYZE leaves, which SQLite's tools run. It only helps SQLite to choose between plans, whatever lies there.
 STATISTICS = (
     "CREATE TABLE sqlite_stat1(tbl,idx,stat)",
     "CREATE TABLE sqlite_stat4(tbl,idx,neq,nlt,ndlt,sample)",
 )
-EXPECTED = frozenset((*REQUIRED, *TRIGGERS, *OPTIONAL, *STATISTICS))
+EXPECTED = frozenset((*REQUIRED, *TRIGGERS, *STATISTICS))
 SchemaRow = tuple[str, str, str | bytes | None]  # a row of SELECT_SCHEMA; text that is not UTF-8 is read as bytes
-
-CREATE_RANK_INDEX = RANK_INDEX.replace("INDEX", "INDEX IF NOT EXISTS", 1)
 
 MOST = 1000  # rows of a schema that are looked at: more than a cache has, since pages may have no end
 SELECT_SCHEMA = f"SELECT type, name, sql FROM sqlite_master LIMIT {MOST}"  # noqa: S608 - made of constants

@@ -25,35 +25,31 @@ SELECT_V = "SELECT v FROM entry WHERE h = ?"
 # The two ends of the range are `h` and `h + 3`, here and below.
 SELECT_PROBES = "SELECT h, k, v FROM entry WHERE h BETWEEN ? AND ? ORDER BY h LIMIT 4"
 SELECT_VERSIONED = "SELECT v, version FROM entry WHERE h BETWEEN ? AND ? AND k = ? LIMIT 1"
-# Here and in `UPSERT`, a row that keeps its version has other metadata, not another value, and so it keeps its rank.
 UPSERT_SMALL = """INSERT INTO entry (version, v, h, k, id, expire, fresh, tags, spelling, queue, num)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (h) DO UPDATE SET version = excluded.version,
-    rank = iif(version = excluded.version, rank, NULL), base = 0, expire = excluded.expire, fresh = excluded.fresh,
+    ON CONFLICT (h) DO UPDATE SET version = excluded.version, expire = excluded.expire, fresh = excluded.fresh,
     tags = excluded.tags, size = 0, file = NULL, spelling = excluded.spelling, queue = excluded.queue,
     num = excluded.num, v = excluded.v WHERE k = excluded.k"""
 # A record alone, unless the row that is there has more than a record: a statement that sets none of the columns
 # that an index or a trigger looks at is cheaper by a twentieth. Then its half for a place most likely taken.
-_PLAIN = "base = 0 AND expire IS NULL AND tags IS NULL AND size = 0 AND file IS NULL AND spelling IS NULL"
+_PLAIN = "expire IS NULL AND tags IS NULL AND size = 0 AND file IS NULL AND spelling IS NULL"
 UPSERT_RECORD = f"""INSERT INTO entry (version, v, h, k, id) VALUES (?, ?, ?, ?, ?)
-    ON CONFLICT (h) DO UPDATE SET version = excluded.version,
-    rank = iif(version = excluded.version, rank, NULL), v = excluded.v
+    ON CONFLICT (h) DO UPDATE SET version = excluded.version, v = excluded.v
     WHERE k = excluded.k AND {_PLAIN}"""  # noqa: S608 - made of constants
-UPDATE_RECORD = f"UPDATE entry SET version = ?, rank = NULL, v = ? WHERE h = ? AND k = ? AND {_PLAIN}"  # noqa: S608 - made of constants
-UPSERT = """INSERT INTO entry (h, k, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v, id)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (h) DO UPDATE SET version = excluded.version,
-    rank = iif(version = excluded.version, rank, excluded.rank), base = excluded.base,
-    expire = excluded.expire, fresh = excluded.fresh, tags = excluded.tags, size = excluded.size,
-    file = excluded.file, spelling = excluded.spelling, queue = excluded.queue, num = excluded.num, v = excluded.v
+UPDATE_RECORD = f"UPDATE entry SET version = ?, v = ? WHERE h = ? AND k = ? AND {_PLAIN}"  # noqa: S608 - made of constants
+UPSERT = """INSERT INTO entry (h, k, version, expire, fresh, tags, size, file, spelling, queue, num, v, id)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (h) DO UPDATE SET version = excluded.version, expire = excluded.expire,
+    fresh = excluded.fresh, tags = excluded.tags, size = excluded.size, file = excluded.file,
+    spelling = excluded.spelling, queue = excluded.queue, num = excluded.num, v = excluded.v
     WHERE k = excluded.k"""
 UPDATE_SEALED = "UPDATE entry SET v = ?, spelling = ?, file = ?, size = ? WHERE h = ? AND k = ? AND v = ?"
 # Where a value alone is replaced, or its expiry with it: a statement that sets no indexed column writes no page of an
 # index. One for entries that never expire, since each parameter costs a tenth of it.
-_ALONE = "tags IS ? AND base = 0 AND size = 0 AND file IS NULL AND spelling IS NULL AND queue IS NULL"
-UPDATE_LASTING = f"""UPDATE entry SET version = ?, rank = NULL, v = ?
+_ALONE = "tags IS ? AND size = 0 AND file IS NULL AND spelling IS NULL AND queue IS NULL"
+UPDATE_LASTING = f"""UPDATE entry SET version = ?, v = ?
     WHERE h = ? AND k = ? AND expire IS NULL AND {_ALONE}"""  # noqa: S608 - made of constants
-UPDATE_EXPIRING = f"""UPDATE entry SET version = ?, rank = NULL, v = ?, expire = ?, fresh = ?
+UPDATE_EXPIRING = f"""UPDATE entry SET version = ?, v = ?, expire = ?, fresh = ?
     WHERE h = ? AND k = ? AND {_ALONE}"""  # noqa: S608 - made of constants
 UPDATE_METADATA = "UPDATE entry SET expire = ?, fresh = ?, tags = ?, v = ? WHERE h = ? AND k = ?"
 DELETE = "DELETE FROM entry WHERE h = ? AND k = ? AND (expire IS NULL OR coalesce(fresh, expire) > ?)"
@@ -66,15 +62,15 @@ DELETE_H = "DELETE FROM entry WHERE h = ?"
 CHANGE_NOTHING = "DELETE FROM entry WHERE 0"  # refused, as every change is, by a connection that can only read
 SELECT_FILE = """SELECT file FROM (SELECT k, file FROM entry WHERE h BETWEEN ? AND ? LIMIT 4)
     WHERE k = ? AND file IS NOT NULL"""
-SELECT_IMAGES = """SELECT h, k, id, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v
-    FROM entry
+SELECT_IMAGES = """SELECT h, k, id, version, expire, fresh, tags, size, file, spelling, queue, num, v FROM entry
     WHERE h BETWEEN ? AND ? LIMIT 4"""
 RESTORE = """INSERT INTO entry
-    (h, k, id, version, rank, base, expire, fresh, tags, size, file, spelling, queue, num, v)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-    ON CONFLICT (h) DO UPDATE SET k = excluded.k, id = excluded.id, version = excluded.version, rank = excluded.rank,
-    base = excluded.base, expire = excluded.expire, fresh = excluded.fresh, tags = excluded.tags, size = excluded.size,
-    file = excluded.file, spelling = excluded.spelling, queue = excluded.queue, num = excluded.num, v = excluded.v"""
+    (h, k, id, version, expire, fresh, tags, size, file, spelling, queue, num, v)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (h) DO UPDATE SET k = excluded.k, id = excluded.id, version = excluded.version,
+    expire = excluded.expire,
+    fresh = excluded.fresh, tags = excluded.tags, size = excluded.size, file = excluded.file,
+    spelling = excluded.spelling, queue = excluded.queue, num = excluded.num, v = excluded.v"""
 
 # -- many entries ------------------------------------------------------------------------------------------------
 MANY = 100  # keys per statement; a shorter batch repeats its last key, so that one text serves every size
@@ -92,7 +88,6 @@ QUEUE_FORWARD = _walk("""SELECT h, k, num, v FROM entry
     WHERE queue = ? AND num BETWEEN ? AND ? AND typeof(num) = 'integer' ORDER BY num LIMIT ? OFFSET ?""")
 QUEUE_BACKWARD = _walk(QUEUE_FORWARD.replace("ORDER BY num", "ORDER BY num DESC"))
 IN_ORDER = _walk("SELECT h, id, k, spelling FROM entry WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?")
-HAS_NUMBER = "SELECT 1 FROM entry WHERE id = ?"
 LAST_NUMBER = "SELECT coalesce(max(id), 0) FROM entry WHERE id < ?"
 IN_REVERSE = _walk(IN_ORDER.replace("ORDER BY id", "ORDER BY id DESC"))
 # -- by tag ------------------------------------------------------------------------------------------------------
@@ -132,10 +127,9 @@ DELETE_ALL = "DELETE FROM entry"
 UNTAG_ALL = "DELETE FROM tagged"
 TRASH_ALL = _walk("INSERT OR IGNORE INTO trash SELECT file, size, NULL FROM entry WHERE file IS NOT NULL")
 QUICK_CHECK = _walk("PRAGMA quick_check(1)")
-SELECT_VICTIMS = _walk("""SELECT h, CAST(coalesce(rank, 2 * version, 0) AS INTEGER),
-    CAST(coalesce(base, 0) AS INTEGER) FROM entry ORDER BY coalesce(rank, 2 * version) LIMIT ?""")
-UPDATE_RANK = "UPDATE entry SET rank = ?, base = ? WHERE h = ?"
-RESET_RANKS = "UPDATE entry SET rank = NULL, base = 0"
+OLDEST = _walk("""SELECT h, id, CASE WHEN typeof(version) = 'integer' THEN version ELSE 0 END FROM entry
+    WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?""")
+MOVE = "UPDATE entry SET id = ? WHERE id = ?"
 
 # Sizes that are no integers become -1, which `check` reports.
 SELECT_UNSIZED = _walk("""SELECT 1 FROM entry WHERE typeof(size) <> 'integer'

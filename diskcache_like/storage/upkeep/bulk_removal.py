@@ -107,7 +107,7 @@ class BulkRemoval:
             removed += len(places) - len(expired)
 
     def cull(self, timeout: float | None) -> int:
-        """Remove expired entries and, above the size limit, live ones by rank; return how many went."""
+        """Remove expired entries and, above the size limit, live ones; return how many went."""
         removed = 0
         for attempt in self._recovery.attempts():
             with attempt:

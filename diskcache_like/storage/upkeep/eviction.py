@@ -1,4 +1,4 @@
-"""Eviction: live entries go by rank when the size limit is reached.
+"""Eviction: live entries go when the size limit is reached.
 
 Everything here runs under the shard's write lock unless it says otherwise.
 """
@@ -6,20 +6,17 @@ Everything here runs under the shard's write lock unless it says otherwise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 
 from ...coherence.generations import MAX_WORD, Header
 from ...errors import CacheError, DiskFull
-from ...settings.policies import MOST
+from ...settings.policies import RECENCY
 from ...system.signals import suppress
-from ..shard.ownership import HOME
-from ..shard.reader import places_of
-from ..sqlite import schema
 from ..sqlite import statements as sql
+from ..sqlite.schema import MOVED_BACK
 from .checkpoints import CHECKPOINT_BYTES
 from .quota import Quota
 from .removal import BATCH, Remover
-from .second_chance import SecondChance
+from .victims import Choice, Victims
 
 
 class Evictor:
@@ -33,7 +30,7 @@ class Evictor:
         self._connection = self._shard.connection
         self._trash = remover.recovery.trash
         self._checkpointer = remover.recovery.checkpointer
-        self._second_chance = SecondChance(self._shard)
+        self._victims = Victims(self._shard)
         self.others: Sequence[Evictor] = ()  # of the other shards, set by the shard set once all are open
 
     def look_at_volume(self, incoming: int) -> None:
@@ -46,6 +43,7 @@ class Evictor:
         written = header[Header.WRITTEN]
         due = (header[Header.CHECKPOINTED] if self._connection.txn is None else written) + self._checkpointer.interval()
         if self._shard.evicts:
+            self._shard.generations.grow_marks(header[Header.COUNT], self._shard.policy.marks == RECENCY)
             # Look again when the shard's part of what is left may be used up, or after half a percent of the limit.
             due = min(due, written + self._room_for(incoming))
         self._mark(due)
@@ -128,7 +126,7 @@ class Evictor:
             checkpointer.measure()  # part of what was gained is the disk reserve again
 
     def make_room(self, target: int) -> int:
-        """Remove expired entries, then live ones by rank, until the volume is at most `target`; return the volume."""
+        """Remove expired entries, then live ones, until the volume is at most `target`; return the volume."""
         remover, txn = self.remover, self._connection.txn
         if txn is None:
             self._trash.empty()
@@ -149,7 +147,7 @@ class Evictor:
         return volume
 
     def evict_excess(self) -> int:
-        """Remove a batch of live entries by rank if there is too much; return how many."""
+        """Remove a batch of live entries if there is too much; return how many."""
         volume = self.remover.live_volume()
         excess = min(-self.quota.left(volume), volume - self._shard.limit)
         evicted = self._evict(excess) if excess > 0 else 0
@@ -158,67 +156,34 @@ class Evictor:
         return evicted
 
     def _evict(self, excess: int) -> int:
-        """Remove the entries of lowest rank, which should free about `excess` bytes; return how many."""
-        places = self.victims(excess)
-        if places:
-            evicted = len(self.remover.delete(places, locked=self._connection.txn is None))
-            header = self._shard.header
-            header[Header.EVICTED] = header[Header.EVICTED] + evicted & MAX_WORD
-        return len(places)
-
-    def victims(self, excess: int) -> list[int]:
-        """Return the places of the entries of lowest rank whose removal should free about `excess` bytes.
-
-        A full disk has room for neither an index nor new ranks: the stored ranks have to do.
-        """
-        count = self.remover.known_count()
+        """Remove the entries that have to go first, which should free about `excess` bytes; return how many."""
+        count, header = self.remover.known_count(), self._shard.header
         if not count:
-            return []
+            return 0
         average = max(self.remover.live_volume() // count, 1)
         wanted = min(max(excess // average + 1, 1), BATCH, max(count // 2, 1))
-        if not self._shard.policy.ranks:
-            return self._second_chance.victims(count, wanted)
-        self._ensure_rank_index()
-        for _ in range(count // wanted + 2):  # each round gives an entry its true rank, so this ends
-            rows = self._connection.select(sql.SELECT_VICTIMS, (wanted,))
-            places = places_of(rows, self._shard.path)
-            ranked, evictable = self._second_look(rows)
-            try:
-                if ranked:  # values do not change, so no slot is marked
-                    with self._transactions.batch() if self._connection.txn is None else nullcontext():
-                        self._connection.execute_many(sql.UPDATE_RANK, ranked)
-            except DiskFull as error:
-                self._connection.verify_open(error)
-                break
-            if evictable or not ranked:
-                return evictable
-        return places
+        choice, unmoved = self._victims.choose(count, wanted), header[Header.UNMOVED]
+        if choice.evicted:
+            evicted = self._carry_out(choice, [row.place for row in choice.evicted])
+            self._victims.settle(choice, unmoved)
+            header[Header.EVICTED] = header[Header.EVICTED] + evicted & MAX_WORD
+        return len(choice.evicted)
 
-    def _second_look(self, rows: Sequence[tuple[int, int, int]]) -> tuple[list[tuple[int, int, int]], list[int]]:
-        """Split candidates into those that were used since their rank was written, with their new one, and the rest."""
-        shard = self._shard
-        ranked, evictable = [], []
-        for home, rank, base in rows:
-            mark = min(shard.uses[(home & HOME) % shard.slot_prime], MOST)
-            now = shard.policy.rank_now(rank, base, mark)
-            if now is None:
-                evictable.append(home)
-            else:
-                ranked.append((*now, home))
-        return ranked, evictable
+    def _carry_out(self, choice: Choice, places: list[int]) -> int:
+        """Remove what goes, and move what stays; return how many went.
 
-    def _ensure_rank_index(self) -> None:
-        """Make the index on rank the first time that an entry has to go, unless the disk is too full."""
-        if not self._checkpointer.blocked:
-            try:
-                self._connection.ensure_index(schema.CREATE_RANK_INDEX)
-            except DiskFull as error:
-                self._connection.verify_open(error)
-
-    def rank_anew(self) -> None:
-        """Give every row the rank that it begins with, and forget its uses: another policy counts them otherwise."""
-        uses = self._shard.uses
-        for slot in range(len(uses)):
-            uses[slot] = 0
-        self._shard.header[Header.BOUNDARY] = 0
-        self._connection.walk(sql.RESET_RANKS)
+        In the caller's transaction, and on a full disk, nothing is moved: it will be at the head of the queue again.
+        Who iterates counts on a number that was given before the last release of the lock to be in the database.
+        """
+        if self._connection.txn is not None:
+            return len(self.remover.delete(places, locked=False))
+        try:
+            with self._transactions.batch():
+                tick = self._shard.generations.internal_tick
+                moves = [(tick() - MOVED_BACK, row.number) for row in choice.moved]
+                self._connection.execute_many(sql.MOVE, moves)
+                self.remover.delete_in_transaction(places)
+            return len(places)
+        except DiskFull as error:
+            self._connection.verify_open(error)
+            return len(self.remover.delete(places, locked=True))
