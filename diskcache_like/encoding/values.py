@@ -44,6 +44,7 @@ from zoneinfo import ZoneInfo
 
 from msgpack import ExtType, Packer
 
+from ..coherence import _native
 from ..errors import DecodeError
 from ..system.signals import reraise_signal
 from .msgpack_reader import (
@@ -269,9 +270,9 @@ def _verify(
     value: Any, data: bytes, pack: Callable[[Any], bytes] = _pack, is_known: Callable[[type], bool] = _no_other
 ) -> bytes:
     """Correct or refuse what msgpack packed in a form of its own, and refuse what could not be read again."""
-    if _is_flat(value):
+    if _LEAVES_TOKENS and _native.has_plain_tokens(data):
         return data
-    if len(data) != len(data.translate(None, _MISENCODED_BYTES)) and not is_plain(value):
+    if not is_plain(value):
         data = _repair(value, data, pack, is_known)
     if len(data) > MAX_DEPTH:
         check_structure(data)
@@ -280,16 +281,9 @@ def _verify(
 
 # msgpack packs bytearray, memoryview, ExtType and Timestamp in forms of its own, even with strict types, so that they
 # would come back as something else. Each leaves a byte string or an extension in the output, so a value is inspected
-# only if its output contains one of their first bytes (most floats do). Python 3.15 adds frozendict, which leaves no
-# such byte, so there every value is inspected.
+# only if there is one. Python 3.15 adds frozendict, which leaves none, so there every value is inspected.
 _SURE: Final = _DATA - {bytearray}
-_MISENCODED_BYTES: Final = bytes((*range(0xC4, 0xCA), *range(0xD4, 0xD9)) if sys.version_info < (3, 15) else range(256))
-
-
-def _is_flat(value: Any) -> bool:
-    if type(value) is dict and not _PLAIN.issuperset(map(type, value.values())):
-        return False
-    return type(value) in (list, dict) and _PLAIN.issuperset(map(type, value))
+_LEAVES_TOKENS: Final = sys.version_info < (3, 15)
 
 
 def _not_serializable(*kinds: type) -> NotSerializable:
