@@ -156,9 +156,9 @@ static PyObject *watch_steps(PyObject *module, PyObject *given)
 
 static PyMethodDef functions[] = {
     {"end", (PyCFunction)(void (*)(void))end, METH_FASTCALL, NULL},
-    {"has_plain_tokens", has_plain_tokens, METH_O, NULL},
     {"read_plain", read_plain, METH_O, NULL},
     {"watch_steps", watch_steps, METH_O, NULL},
+    {"write_plain", write_plain, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

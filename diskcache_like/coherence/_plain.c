@@ -1,7 +1,7 @@
 /* Plain data in msgpack: None, booleans, integers of 64 bits, floats, texts, byte strings, lists and dictionaries.
 
-   What a scan has found sound is read without looking again, and without making a list longer than its bytes account
-   for. Everything else is left to Python: extensions, damage, floats of 32 bits. */
+   What a scan has found sound is read without looking again, and no list is made longer than the bytes account for.
+   Everything else is left to Python: extensions, damage, floats of 32 bits, texts with lone surrogates to write. */
 
 #include <string.h>
 
@@ -78,19 +78,18 @@ static inline Token taken(const uint8_t **at, const uint8_t *end)
     return token;
 }
 
-/* Tell whether all of it is one plain value; `has_bytes`: whether byte strings are in it. */
-static int is_sound(const uint8_t *at, const uint8_t *end, int *has_bytes)
+/* Tell whether all of it is one plain value. */
+static int is_sound(const uint8_t *at, const uint8_t *end)
 {
     uint64_t left[DEEPEST + 1] = {1}; /* what is still to come at each depth */
     int depth = 0;
-    for (*has_bytes = 0;;) {
+    for (;;) {
         Token token;
         while (!left[depth])
             if (!depth--)
                 return at == end;
         left[depth]--;
         token = taken(&at, end);
-        *has_bytes |= token.kind == BYTES;
         if (token.kind == ARRAY || token.kind == MAP) {
             if (++depth > DEEPEST)
                 return 0;
@@ -170,36 +169,143 @@ static PyObject *container(Token token, const uint8_t **at, const uint8_t *end, 
     return made;
 }
 
-static int is_plain_and_sound(PyObject *payload, const uint8_t **at, const uint8_t **end, int *has_bytes)
-{
-    char *content;
-    Py_ssize_t size;
-    if (!PyBytes_CheckExact(payload) || PyBytes_AsStringAndSize(payload, &content, &size) < 0)
-        return 0; /* anything else may change after the scan */
-    *at = (const uint8_t *)content;
-    *end = *at + size;
-    return is_sound(*at, *end, has_bytes);
-}
-
-PyObject *has_plain_tokens(PyObject *module, PyObject *payload)
-{
-    const uint8_t *at, *end;
-    int has_bytes;
-    (void)module;
-    return PyBool_FromLong(is_plain_and_sound(payload, &at, &end, &has_bytes) && !has_bytes);
-}
-
+/* Return NotImplemented for anything but plain bytes; what may be changed by others after the scan is none. */
 PyObject *read_plain(PyObject *module, PyObject *payload)
 {
-    const uint8_t *at, *end;
     Key keys[KEYS] = {{0}};
+    char *content;
+    Py_ssize_t size;
+    const uint8_t *at;
     PyObject *value;
-    int has_bytes, index;
+    int index;
     (void)module;
-    if (!is_plain_and_sound(payload, &at, &end, &has_bytes))
+    if (!PyBytes_CheckExact(payload) || PyBytes_AsStringAndSize(payload, &content, &size) < 0)
         return Py_NewRef(Py_NotImplemented);
-    value = value_at(&at, end, keys, 0);
+    at = (const uint8_t *)content;
+    if (!is_sound(at, at + size))
+        return Py_NewRef(Py_NotImplemented);
+    value = value_at(&at, at + size, keys, 0);
     for (index = 0; index < KEYS; index++)
         Py_XDECREF(keys[index].text);
     return value;
+}
+
+/* -- writing: each function returns 0 for want of memory, or if it is not plain -- */
+
+typedef struct {
+    uint8_t *bytes;
+    size_t used, room;
+} Output;
+
+static int put(Output *output, const void *bytes, size_t size)
+{
+    if (size > output->room - output->used) {
+        size_t room = 2 * output->room + size;
+        uint8_t *moved = PyMem_Realloc(output->bytes, room);
+        if (!moved)
+            return 0;
+        output->bytes = moved;
+        output->room = room;
+    }
+    memcpy(output->bytes + output->used, bytes, size);
+    output->used += size;
+    return 1;
+}
+
+static int put_number(Output *output, unsigned first, uint64_t number, unsigned width)
+{
+    uint8_t bytes[9] = {(uint8_t)first};
+    unsigned index;
+    for (index = width; index; index--, number >>= 8)
+        bytes[index] = (uint8_t)number;
+    return put(output, bytes, 1 + width);
+}
+
+/* Put a number in 1, 2, 4 or 8 bytes, whose first bytes are `first` and those after it; at least in 2 to the `least`. */
+static int put_wide(Output *output, unsigned first, uint64_t number, unsigned least)
+{
+    unsigned power = number > UINT32_MAX ? 3 : number > UINT16_MAX ? 2 : number > UINT8_MAX;
+    if (power < least)
+        power = least;
+    return put_number(output, first + power, number, 1U << power);
+}
+
+static int put_size(Output *output, unsigned few, Py_ssize_t most, Py_ssize_t size, unsigned first, unsigned least)
+{
+    if (size <= most)
+        return put_number(output, few | (unsigned)size, 0, 0);
+    return (uint64_t)size <= UINT32_MAX && put_wide(output, first, (uint64_t)size, least);
+}
+
+static int put_integer(Output *output, PyObject *value)
+{
+    int overflow;
+    long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    unsigned power;
+    if (overflow)
+        return 0;
+    if (-32 <= number && number < 128)
+        return put_number(output, (unsigned)number & 0xFF, 0, 0);
+    if (number > 0)
+        return put_wide(output, 0xCC, (uint64_t)number, 0);
+    power = number < INT32_MIN ? 3 : number < INT16_MIN ? 2 : number < INT8_MIN;
+    return put_number(output, 0xD0 + power, (uint64_t)number, 1U << power);
+}
+
+static int put_value(Output *output, PyObject *value, int depth)
+{
+    PyTypeObject *type = Py_TYPE(value);
+    PyObject *key, *member;
+    Py_ssize_t size, index;
+    if (type == &PyUnicode_Type) {
+        const char *bytes = PyUnicode_AsUTF8AndSize(value, &size);
+        return bytes && put_size(output, 0xA0, 31, size, 0xD9, 0) && put(output, bytes, (size_t)size);
+    }
+    if (type == &PyLong_Type)
+        return put_integer(output, value);
+    if (type == &PyFloat_Type) {
+        double real = PyFloat_AsDouble(value);
+        uint64_t number;
+        memcpy(&number, &real, sizeof number);
+        return put_number(output, 0xCB, number, 8);
+    }
+    if (value == Py_None || type == &PyBool_Type)
+        return put_number(output, value == Py_None ? 0xC0 : value == Py_True ? 0xC3 : 0xC2, 0, 0);
+    if (type == &PyBytes_Type) {
+        size = PyBytes_Size(value);
+        return put_size(output, 0, -1, size, 0xC4, 0) && put(output, PyBytes_AsString(value), (size_t)size);
+    }
+    if (!depth--)
+        return 0;
+    if (type == &PyList_Type) {
+        size = PyList_Size(value);
+        if (!put_size(output, 0x90, 15, size, 0xDB, 1))
+            return 0;
+        for (index = 0; index < size; index++)
+            if (!put_value(output, PyList_GetItem(value, index), depth))
+                return 0;
+        return 1;
+    }
+    if (type != &PyDict_Type || !put_size(output, 0x80, 15, PyDict_Size(value), 0xDD, 1))
+        return 0;
+    for (index = 0; PyDict_Next(value, &index, &key, &member);)
+        if (!put_value(output, key, depth) || !put_value(output, member, depth))
+            return 0;
+    return 1;
+}
+
+/* Return NotImplemented for what is not plain. No other code runs meanwhile that might change the value, if there is a
+   GIL; else it is left to Python. */
+PyObject *write_plain(PyObject *module, PyObject *value)
+{
+    PyObject *made = NULL;
+    (void)module;
+#ifndef Py_GIL_DISABLED
+    Output output = {PyMem_Malloc(256), 0, 256};
+    if (output.bytes && put_value(&output, value, DEEPEST))
+        made = PyBytes_FromStringAndSize((const char *)output.bytes, (Py_ssize_t)output.used);
+    PyMem_Free(output.bytes);
+    PyErr_Clear(); /* of lone surrogates, or for want of memory */
+#endif
+    return made ? made : Py_NewRef(Py_NotImplemented);
 }

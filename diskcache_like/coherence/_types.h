@@ -46,8 +46,8 @@ typedef struct {
 
 extern PyType_Spec words_spec, lock_spec, ring_spec, shard_spec;
 
-PyObject *has_plain_tokens(PyObject *module, PyObject *payload);
 PyObject *read_plain(PyObject *module, PyObject *payload);
+PyObject *write_plain(PyObject *module, PyObject *value);
 
 /* Without the GIL: keep other threads from closing a lock, which unmaps its words, while a call reads them. */
 #ifdef Py_GIL_DISABLED

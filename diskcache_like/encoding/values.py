@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import re
 import struct
-import sys
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Context, Decimal, InvalidOperation
@@ -232,6 +231,9 @@ def encode_value(value: Any) -> bytes:
 
 
 def _encode(value: Any, kind: type) -> bytes:
+    plain = _native.write_plain(value)
+    if plain is not NotImplemented:
+        return plain  # type: ignore[no-any-return]
     try:
         if kind in _PLAIN:
             return _pack(value)
@@ -253,6 +255,9 @@ def encode_with(
     value: Any, pack: Callable[[Any], bytes], default: Callable[[Any], Any], is_known: Callable[[type], bool]
 ) -> bytes:
     """Encode a value that may contain types of extensions: `default` turns them into msgpack, `pack` packs with it."""
+    plain = _native.write_plain(value)
+    if plain is not NotImplemented:
+        return plain  # type: ignore[no-any-return]
     try:
         return _verify(value, pack(value if type(value) in _DATA else default(value)), pack, is_known)
     except NotSerializable:
@@ -270,8 +275,6 @@ def _verify(
     value: Any, data: bytes, pack: Callable[[Any], bytes] = _pack, is_known: Callable[[type], bool] = _no_other
 ) -> bytes:
     """Correct or refuse what msgpack packed in a form of its own, and refuse what could not be read again."""
-    if _LEAVES_TOKENS and _native.has_plain_tokens(data):
-        return data
     if not is_plain(value):
         data = _repair(value, data, pack, is_known)
     if len(data) > MAX_DEPTH:
@@ -280,10 +283,8 @@ def _verify(
 
 
 # msgpack packs bytearray, memoryview, ExtType and Timestamp in forms of its own, even with strict types, so that they
-# would come back as something else. Each leaves a byte string or an extension in the output, so a value is inspected
-# only if there is one. Python 3.15 adds frozendict, which leaves none, so there every value is inspected.
+# would come back as something else; from Python 3.15 on frozendict, too.
 _SURE: Final = _DATA - {bytearray}
-_LEAVES_TOKENS: Final = sys.version_info < (3, 15)
 
 
 def _not_serializable(*kinds: type) -> NotSerializable:

@@ -1,9 +1,11 @@
-"""Plain values are read in C: what comes of any bytes is what comes of them in Python."""
+"""Plain values are read and written in C: what comes of any bytes, or value, is what comes of them in Python."""
 
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from collections.abc import Iterator
+from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,12 +23,20 @@ from tools.fuzz_codecs import mutated
 
 from ..support.sample_values import ANY_TEXT, DATA, same
 
-NUMBERS = [sign * (1 << bits) + more for bits in range(64) for sign in (1, -1) for more in (-1, 0, 1)]
+NUMBERS = [sign * (1 << bits) + more for bits in range(63) for sign in (1, -1) for more in (-1, 0, 1)]
 SCALARS = st.none() | st.booleans() | st.sampled_from(NUMBERS) | st.floats() | ANY_TEXT | st.binary(max_size=300)
 PLAIN = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=20) | st.dictionaries(SCALARS, inner, max_size=20), max_leaves=40
 )
 REFUSED = object()
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Number(IntEnum):
+    ONE = 1
 
 
 def in_python(payload: bytes) -> Any:
@@ -85,17 +95,64 @@ def test_what_is_not_one_whole_plain_value_is_left_alone() -> None:
     others = [b"", b"\xc1", msgpack.packb(msgpack.ExtType(1, b"x")), b"\xca\x00\x00\x00\x00", b"\xdd\xff\xff\xff\xff"]
     for payload in (*cut(whole), *others):
         assert _native.read_plain(payload) is NotImplemented
-        assert not _native.has_plain_tokens(payload)
     # What somebody may change while it is read is not read here.
     for payload in (bytearray(whole), memoryview(whole), "text", None):
         assert _native.read_plain(payload) is NotImplemented
 
 
-@pytest.mark.parametrize("value", [[b"bytes"], {"key": b""}, [bytearray(b"x")], [memoryview(b"x")], [1j]])
-def test_tokens_of_bytes_and_extensions_are_found(value: Any) -> None:
-    payload = msgpack.packb(value, default=lambda _: msgpack.ExtType(1, b"x"))
-    assert not _native.has_plain_tokens(payload)
-    assert _native.has_plain_tokens(msgpack.packb(["\N{LATIN SMALL LETTER A WITH GRAVE}" * 40, 0.1, {"\u0104": -196}]))
+PACKER = msgpack.Packer(strict_types=True, use_bin_type=True, unicode_errors="surrogatepass")
+
+
+@given(PLAIN)
+def test_a_plain_value_is_written_as_msgpack_writes_it(value: Any) -> None:
+    written = _native.write_plain(value)
+    assert written == PACKER.pack(value) or (written is NotImplemented and has_surrogates(value))
+
+
+def has_surrogates(value: Any) -> bool:
+    return b"\xed" in PACKER.pack(value)
+
+
+@pytest.mark.parametrize("size", [0, 15, 16, 31, 32, 255, 256, 65535, 65536])
+def test_sizes_are_written_as_msgpack_writes_them(size: int) -> None:
+    for value in ("t" * size, b"b" * size, [None] * size, dict.fromkeys(range(size))):
+        assert _native.write_plain(value) == PACKER.pack(value)
+        assert _native.read_plain(_native.write_plain(value)) == value
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        bytearray(b"x"),
+        memoryview(b"x"),
+        msgpack.ExtType(1, b"x"),
+        msgpack.Timestamp(1),
+        (1,),
+        {1},
+        1j,
+        1 << 63,
+        -(1 << 63) - 1,
+        "\ud800",
+        object(),
+        Number.ONE,
+        Text("text"),
+        OrderedDict(),
+    ],
+    ids=repr,
+)
+def test_a_part_that_is_not_plain_is_left_alone(part: Any) -> None:
+    for value in (part, [1, part], {"key": part}, [{1: [part]}]):
+        assert _native.write_plain(value) is NotImplemented
+
+
+def test_what_is_nested_too_deeply_or_contains_itself_is_not_written() -> None:
+    value: list[Any] = []
+    for _ in range(MAX_DEPTH - 1):
+        value = [value]
+    assert _native.write_plain(value) == PACKER.pack(value)
+    assert _native.write_plain([value]) is NotImplemented
+    value.append(value)
+    assert _native.write_plain(value) is NotImplemented
 
 
 def test_records_share_their_keys() -> None:
