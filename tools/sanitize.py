@@ -29,6 +29,7 @@ TESTS = (
     "tests/coherence/test_shared_words.py",
     "tests/coherence/test_write_lock.py",
     "tests/coherence/test_write_lock_waiting.py",
+    "tests/encoding/test_plain_data.py",
 )
 FOUND = "heap-buffer-overflow"
 CONTROL = """

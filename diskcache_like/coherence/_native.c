@@ -1,6 +1,7 @@
 /* The core for Python: `Words`, `Lock`, `Context`, `Ring` and `Shard`; _native.pyi says what each call takes and returns.
 
-   Every call but the two `wait` and a rollback in `end` keeps the GIL and takes a microsecond or two. No call but `wait`
+   Every call but the two `wait` and a rollback in `end` keeps the GIL, and takes a microsecond or two if it reads no
+   value. No call but `wait`
    and `__exit__`, which resumes a generator, runs a signal handler. */
 
 #include "_types.h"
@@ -155,7 +156,9 @@ static PyObject *watch_steps(PyObject *module, PyObject *given)
 
 static PyMethodDef functions[] = {
     {"end", (PyCFunction)(void (*)(void))end, METH_FASTCALL, NULL},
+    {"read_plain", read_plain, METH_O, NULL},
     {"watch_steps", watch_steps, METH_O, NULL},
+    {"write_plain", write_plain, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };
 

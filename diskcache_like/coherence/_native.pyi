@@ -188,6 +188,15 @@ class Shard:
         must have, or, if it is odd, that it gets during the write; 0 for any.
         """
 
+def read_plain(payload: object, /) -> Any:
+    """Read a value in msgpack that has no extension; NotImplemented for anything else than such bytes.
+
+    Raises TypeError for a key that is not hashable, UnicodeDecodeError and MemoryError.
+    """
+
+def write_plain(value: object, /) -> Any:
+    """Return a value in msgpack as bytes; NotImplemented if a part has another type, or is too large or too deep."""
+
 def watch_steps(watcher: Callable[[str], object] | None, /) -> None:
     """For tests: have this called after each change of memory that others map, with what was changed."""
 

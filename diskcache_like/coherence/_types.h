@@ -46,6 +46,9 @@ typedef struct {
 
 extern PyType_Spec words_spec, lock_spec, ring_spec, shard_spec;
 
+PyObject *read_plain(PyObject *module, PyObject *payload);
+PyObject *write_plain(PyObject *module, PyObject *value);
+
 /* Without the GIL: keep other threads from closing a lock, which unmaps its words, while a call reads them. */
 #ifdef Py_GIL_DISABLED
 #define BEGIN_ALONE(object) Py_BEGIN_CRITICAL_SECTION(object);

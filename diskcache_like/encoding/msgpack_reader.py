@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from msgpack import ExtType, Timestamp, Unpacker, unpackb
 
+from ..coherence import _native
 from ..errors import DecodeError, MissingDependency
 from ..system.signals import reraise_signal
 
@@ -183,6 +184,9 @@ class Format:
 
     def unpack(self, payload: Buffer) -> Any:
         """Decode a payload; errors of msgpack are raised as they are."""
+        plain = _native.read_plain(payload)
+        if plain is not NotImplemented:
+            return plain
         if len(payload) > MAX_DEPTH:  # a shorter one can neither be too deep nor claim much
             check_structure(payload)
         if type(payload) is not bytes or _EXT8 in payload:  # every mark begins with this byte

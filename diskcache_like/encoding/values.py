@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import re
 import struct
-import sys
 from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Context, Decimal, InvalidOperation
@@ -44,6 +43,7 @@ from zoneinfo import ZoneInfo
 
 from msgpack import ExtType, Packer
 
+from ..coherence import _native
 from ..errors import DecodeError
 from ..system.signals import reraise_signal
 from .msgpack_reader import (
@@ -231,6 +231,9 @@ def encode_value(value: Any) -> bytes:
 
 
 def _encode(value: Any, kind: type) -> bytes:
+    plain = _native.write_plain(value)
+    if plain is not NotImplemented:
+        return plain  # type: ignore[no-any-return]
     try:
         if kind in _PLAIN:
             return _pack(value)
@@ -252,6 +255,9 @@ def encode_with(
     value: Any, pack: Callable[[Any], bytes], default: Callable[[Any], Any], is_known: Callable[[type], bool]
 ) -> bytes:
     """Encode a value that may contain types of extensions: `default` turns them into msgpack, `pack` packs with it."""
+    plain = _native.write_plain(value)
+    if plain is not NotImplemented:
+        return plain  # type: ignore[no-any-return]
     try:
         return _verify(value, pack(value if type(value) in _DATA else default(value)), pack, is_known)
     except NotSerializable:
@@ -269,9 +275,7 @@ def _verify(
     value: Any, data: bytes, pack: Callable[[Any], bytes] = _pack, is_known: Callable[[type], bool] = _no_other
 ) -> bytes:
     """Correct or refuse what msgpack packed in a form of its own, and refuse what could not be read again."""
-    if _is_flat(value):
-        return data
-    if len(data) != len(data.translate(None, _MISENCODED_BYTES)) and not is_plain(value):
+    if not is_plain(value):
         data = _repair(value, data, pack, is_known)
     if len(data) > MAX_DEPTH:
         check_structure(data)
@@ -279,17 +283,8 @@ def _verify(
 
 
 # msgpack packs bytearray, memoryview, ExtType and Timestamp in forms of its own, even with strict types, so that they
-# would come back as something else. Each leaves a byte string or an extension in the output, so a value is inspected
-# only if its output contains one of their first bytes (most floats do). Python 3.15 adds frozendict, which leaves no
-# such byte, so there every value is inspected.
+# would come back as something else; from Python 3.15 on frozendict, too.
 _SURE: Final = _DATA - {bytearray}
-_MISENCODED_BYTES: Final = bytes((*range(0xC4, 0xCA), *range(0xD4, 0xD9)) if sys.version_info < (3, 15) else range(256))
-
-
-def _is_flat(value: Any) -> bool:
-    if type(value) is dict and not _PLAIN.issuperset(map(type, value.values())):
-        return False
-    return type(value) in (list, dict) and _PLAIN.issuperset(map(type, value))
 
 
 def _not_serializable(*kinds: type) -> NotSerializable:

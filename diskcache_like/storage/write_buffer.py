@@ -221,13 +221,14 @@ class WriteBuffer:
         ring = self._shard.ring
         if ring is None or not ring.is_sound() or ring.waiting() > CARRIED:
             return None
-        self._mark_if_tight(self._maintenance.recovery.checkpointer.left_on_disk())  # as after a flush
+        if ring.waiting():  # else everything was flushed just now
+            self._mark_if_tight(self._maintenance.recovery.checkpointer.left_on_disk())
         if self._is_tight:
             return None
         if self._shard.appends:
             self._prepare_appender(ring)  # for a handle that only pulls: its next call may be an append
         try:
-            net, _ = self._gather(ring)
+            net = self._gather(ring)[0] if ring.waiting() else {}
         except DecodeError:  # `flush` says so
             return None
         return Carried(net, self._new_mark(ring))

@@ -24,7 +24,6 @@ from .shard.invalidation import WRITE_COST
 from .shard.reader import Reader, own_or_other
 from .shard.row import Decide, Remove, Row, Touch
 from .sqlite import statements as sql
-from .sqlite.connection import PAGE_SIZE
 from .upkeep.checkpoints import is_due
 from .upkeep.maintenance import Maintenance
 from .write_buffer import WriteBuffer
@@ -360,7 +359,7 @@ class Writer:
         `full`: those that are more than a record.
         """
         incoming = sum([len(row) for _, _, row in rows if type(row) is bytes]) + sum(map(self._announce, full))
-        self._maintenance.before_write(incoming + len(rows) * PAGE_SIZE, incoming)
+        self._maintenance.before_write(incoming, incoming)  # `commit_many` counts the pages
         shard = self._shard
         for row in full:
             self._go_beyond(row)

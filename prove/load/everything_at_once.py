@@ -93,9 +93,13 @@ class Crowd(NamedTuple):
         return self.processes * self.threads
 
     def open(self, stack: ExitStack, **settings: Any) -> tuple[Cache, Cache]:
-        """Open both caches, with a hot layer that is soon full."""
+        """Open both caches, with a hot layer that is soon full.
+
+        Waits are judged at the end, and no call gives up before: that of a FanoutCache would answer as if it had found
+        nothing to do.
+        """
         kept, limited = self.places
-        settings = {"hot_size_limit": HOT_LIMIT, **settings}
+        settings = {"hot_size_limit": HOT_LIMIT, "timeout": math.inf, **settings}
         return (
             stack.enter_context(opened(self.kind, kept, eviction_policy="none", **settings)),
             stack.enter_context(opened(self.kind, limited, eviction_policy=self.policy, size_limit=LIMIT, **settings)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -28,6 +29,7 @@ def decoded(payload: bytes, few: int) -> Any:
     """Return the value, or REFUSED, where maps of up to `few` pairs are read as msgpack reads them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(msgpack_reader, "_FEW_PAIRS", few)
+        patch.setattr(msgpack_reader, "_native", SimpleNamespace(read_plain=lambda _: NotImplemented))
         try:
             return decode_value(payload)
         except DecodeError:

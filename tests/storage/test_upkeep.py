@@ -16,6 +16,7 @@ import pytest
 
 from diskcache_like import Cache, CorruptDatabaseWarning, FanoutCache, Timeout
 from diskcache_like.coherence.generations import NEVER, Header
+from diskcache_like.storage.shard.invalidation import WRITE_COST
 from diskcache_like.storage.upkeep import bulk_removal, checkpoints, eviction, maintenance, removal
 from diskcache_like.storage.upkeep.trash import GRACE
 
@@ -307,6 +308,15 @@ def test_every_shard_agrees_on_the_places_of_keys(tmp_path: Path) -> None:
         assert len({store.shard.identity["modulus"] for store in cache._shards.stores}) == 1
         cache[KEY] = 2
         assert cache.get(KEY) == 2
+
+
+def test_a_batch_counts_a_page_of_the_wal_once_for_each_entry(tmp_path: Path) -> None:
+    with Cache(tmp_path, write_buffer=0) as cache:
+        header = cache._shards.stores[0].shard.header
+        for _ in range(2):  # new entries, then others in their place
+            before = header[Header.WRITTEN]
+            cache.set_many(dict.fromkeys(range(1000), b"v" * 100))
+            assert 1000 * WRITE_COST < header[Header.WRITTEN] - before < 1000 * (WRITE_COST + 200)
 
 
 def test_settings_count_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,311 @@
+/* Plain data in msgpack: None, booleans, integers of 64 bits, floats, texts, byte strings, lists and dictionaries.
+
+   What a scan has found sound is read without looking again, and no list is made longer than the bytes account for.
+   Everything else is left to Python: extensions, damage, floats of 32 bits, texts with lone surrogates to write. */
+
+#include <string.h>
+
+#include "_types.h"
+
+#define DEEPEST 400 /* MAX_DEPTH of msgpack_reader.py */
+#define KEYS 64     /* keys that are kept while a value is read: records have the same few */
+
+enum kind { WRONG, CONSTANT, SMALL, UNSIGNED, SIGNED, REAL, TEXT, BYTES, ARRAY, MAP };
+
+typedef struct {
+    enum kind kind;
+    unsigned width; /* of the number behind the first byte, in bytes */
+    uint64_t number; /* it; else the number in the first byte */
+} Token;
+
+typedef struct {
+    const uint8_t *bytes;
+    uint64_t size;
+    PyObject *text;
+} Key;
+
+/* From 0xC0 on, by the first byte. */
+static const uint8_t KINDS[32] = {
+    CONSTANT, WRONG, CONSTANT, CONSTANT, BYTES, BYTES, BYTES, WRONG, WRONG, WRONG, WRONG, REAL, UNSIGNED, UNSIGNED,
+    UNSIGNED, UNSIGNED, SIGNED, SIGNED, SIGNED, SIGNED, WRONG, WRONG, WRONG, WRONG, WRONG, TEXT, TEXT, TEXT, ARRAY,
+    ARRAY, MAP, MAP,
+};
+static const uint8_t WIDTHS[32] = {
+    0, 0, 0, 0, 1, 2, 4, 0, 0, 0, 0, 8, 1, 2, 4, 8, 1, 2, 4, 8, 0, 0, 0, 0, 0, 1, 2, 4, 2, 4, 2, 4,
+};
+
+/* Spelled so that a compiler makes one load of it. */
+static inline uint64_t four_at(const uint8_t *at)
+{
+    return (uint32_t)at[0] << 24 | (uint32_t)at[1] << 16 | (uint32_t)at[2] << 8 | at[3];
+}
+
+static inline uint64_t number_at(const uint8_t *at, unsigned width)
+{
+    switch (width) {
+    case 1:
+        return at[0];
+    case 2:
+        return (uint64_t)at[0] << 8 | at[1];
+    case 4:
+        return four_at(at);
+    default:
+        return four_at(at) << 32 | four_at(at + 4);
+    }
+}
+
+/* Take the next token, but for the content of a text or byte string; WRONG if there is none. */
+static inline Token taken(const uint8_t **at, const uint8_t *end)
+{
+    Token token = {WRONG, 0, 0};
+    unsigned first;
+    if (*at == end)
+        return token;
+    first = *(*at)++;
+    token.number = first;
+    if (first < 0x80 || first >= 0xE0) {
+        token.kind = SMALL;
+    } else if (first < 0xC0) {
+        token.kind = first < 0x90 ? MAP : first < 0xA0 ? ARRAY : TEXT;
+        token.number = first & (first < 0xA0 ? 15 : 31);
+    } else if (end - *at >= WIDTHS[first - 0xC0]) {
+        token.kind = KINDS[first - 0xC0];
+        token.width = WIDTHS[first - 0xC0];
+        if (token.width)
+            token.number = number_at(*at, token.width);
+        *at += token.width;
+    }
+    return token;
+}
+
+/* Tell whether all of it is one plain value. */
+static int is_sound(const uint8_t *at, const uint8_t *end)
+{
+    uint64_t left[DEEPEST + 1] = {1}; /* what is still to come at each depth */
+    int depth = 0;
+    for (;;) {
+        Token token;
+        while (!left[depth])
+            if (!depth--)
+                return at == end;
+        left[depth]--;
+        token = taken(&at, end);
+        if (token.kind == ARRAY || token.kind == MAP) {
+            if (++depth > DEEPEST)
+                return 0;
+            left[depth] = token.kind == MAP ? 2 * token.number : token.number;
+        } else if (token.kind == TEXT || token.kind == BYTES) {
+            if (token.number > (uint64_t)(end - at))
+                return 0;
+            at += token.number;
+        } else if (token.kind == WRONG) {
+            return 0;
+        }
+    }
+}
+
+static PyObject *text(const uint8_t *bytes, uint64_t size, Key *keys)
+{
+    Key *key = keys && size ? &keys[(size ^ bytes[0] ^ 5 * bytes[size - 1]) % KEYS] : NULL;
+    PyObject *made;
+    if (key && key->text && key->size == size && !memcmp(key->bytes, bytes, size))
+        return Py_NewRef(key->text);
+    made = PyUnicode_DecodeUTF8((const char *)bytes, (Py_ssize_t)size, "surrogatepass");
+    if (key && made) {
+        Py_XDECREF(key->text);
+        *key = (Key){bytes, size, Py_NewRef(made)};
+    }
+    return made;
+}
+
+static PyObject *container(Token token, const uint8_t **at, const uint8_t *end, Key *keys);
+
+/* Read the next value of what is sound, as a key if `is_key`. */
+static inline PyObject *value_at(const uint8_t **at, const uint8_t *end, Key *keys, int is_key)
+{
+    Token token = taken(at, end);
+    unsigned unused = 64 - 8 * token.width;
+    double real;
+    switch (token.kind) {
+    case CONSTANT:
+        return token.number == 0xC0 ? Py_NewRef(Py_None) : PyBool_FromLong(token.number & 1);
+    case SMALL:
+        return PyLong_FromLong((int8_t)token.number);
+    case UNSIGNED:
+        return PyLong_FromUnsignedLongLong(token.number);
+    case SIGNED:
+        return PyLong_FromLongLong((int64_t)(token.number << unused) >> unused);
+    case REAL:
+        memcpy(&real, &token.number, sizeof real);
+        return PyFloat_FromDouble(real);
+    case TEXT:
+        *at += token.number;
+        return text(*at - token.number, token.number, is_key ? keys : NULL);
+    case BYTES:
+        *at += token.number;
+        return PyBytes_FromStringAndSize((const char *)*at - token.number, (Py_ssize_t)token.number);
+    default:
+        return container(token, at, end, keys);
+    }
+}
+
+static PyObject *container(Token token, const uint8_t **at, const uint8_t *end, Key *keys)
+{
+    PyObject *made = token.kind == ARRAY ? PyList_New((Py_ssize_t)token.number) : PyDict_New(), *key, *value;
+    uint64_t index;
+    for (index = 0; made && index < token.number; index++) {
+        if (token.kind == ARRAY) {
+            if (!(value = value_at(at, end, keys, 0)) || PyList_SetItem(made, (Py_ssize_t)index, value) < 0)
+                Py_CLEAR(made);
+            continue;
+        }
+        key = value_at(at, end, keys, 1);
+        value = key ? value_at(at, end, keys, 0) : NULL;
+        if (!value || PyDict_SetItem(made, key, value) < 0)
+            Py_CLEAR(made);
+        Py_XDECREF(key);
+        Py_XDECREF(value);
+    }
+    return made;
+}
+
+/* Return NotImplemented for anything but plain bytes; what may be changed by others after the scan is none. */
+PyObject *read_plain(PyObject *module, PyObject *payload)
+{
+    Key keys[KEYS] = {{0}};
+    char *content;
+    Py_ssize_t size;
+    const uint8_t *at;
+    PyObject *value;
+    int index;
+    (void)module;
+    if (!PyBytes_CheckExact(payload) || PyBytes_AsStringAndSize(payload, &content, &size) < 0)
+        return Py_NewRef(Py_NotImplemented);
+    at = (const uint8_t *)content;
+    if (!is_sound(at, at + size))
+        return Py_NewRef(Py_NotImplemented);
+    value = value_at(&at, at + size, keys, 0);
+    for (index = 0; index < KEYS; index++)
+        Py_XDECREF(keys[index].text);
+    return value;
+}
+
+/* -- writing: each function returns 0 for want of memory, or if it is not plain -- */
+
+typedef struct {
+    uint8_t *bytes;
+    size_t used, room;
+} Output;
+
+static int put(Output *output, const void *bytes, size_t size)
+{
+    if (size > output->room - output->used) {
+        size_t room = 2 * output->room + size;
+        uint8_t *moved = PyMem_Realloc(output->bytes, room);
+        if (!moved)
+            return 0;
+        output->bytes = moved;
+        output->room = room;
+    }
+    memcpy(output->bytes + output->used, bytes, size);
+    output->used += size;
+    return 1;
+}
+
+static int put_number(Output *output, unsigned first, uint64_t number, unsigned width)
+{
+    uint8_t bytes[9] = {(uint8_t)first};
+    unsigned index;
+    for (index = width; index; index--, number >>= 8)
+        bytes[index] = (uint8_t)number;
+    return put(output, bytes, 1 + width);
+}
+
+/* Put a number in 1, 2, 4 or 8 bytes, whose first bytes are `first` and those after it; at least in 2 to the `least`. */
+static int put_wide(Output *output, unsigned first, uint64_t number, unsigned least)
+{
+    unsigned power = number > UINT32_MAX ? 3 : number > UINT16_MAX ? 2 : number > UINT8_MAX;
+    if (power < least)
+        power = least;
+    return put_number(output, first + power, number, 1U << power);
+}
+
+static int put_size(Output *output, unsigned few, Py_ssize_t most, Py_ssize_t size, unsigned first, unsigned least)
+{
+    if (size <= most)
+        return put_number(output, few | (unsigned)size, 0, 0);
+    return (uint64_t)size <= UINT32_MAX && put_wide(output, first, (uint64_t)size, least);
+}
+
+static int put_integer(Output *output, PyObject *value)
+{
+    int overflow;
+    long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+    unsigned power;
+    if (overflow)
+        return 0;
+    if (-32 <= number && number < 128)
+        return put_number(output, (unsigned)number & 0xFF, 0, 0);
+    if (number > 0)
+        return put_wide(output, 0xCC, (uint64_t)number, 0);
+    power = number < INT32_MIN ? 3 : number < INT16_MIN ? 2 : number < INT8_MIN;
+    return put_number(output, 0xD0 + power, (uint64_t)number, 1U << power);
+}
+
+static int put_value(Output *output, PyObject *value, int depth)
+{
+    PyTypeObject *type = Py_TYPE(value);
+    PyObject *key, *member;
+    Py_ssize_t size, index;
+    if (type == &PyUnicode_Type) {
+        const char *bytes = PyUnicode_AsUTF8AndSize(value, &size);
+        return bytes && put_size(output, 0xA0, 31, size, 0xD9, 0) && put(output, bytes, (size_t)size);
+    }
+    if (type == &PyLong_Type)
+        return put_integer(output, value);
+    if (type == &PyFloat_Type) {
+        double real = PyFloat_AsDouble(value);
+        uint64_t number;
+        memcpy(&number, &real, sizeof number);
+        return put_number(output, 0xCB, number, 8);
+    }
+    if (value == Py_None || type == &PyBool_Type)
+        return put_number(output, value == Py_None ? 0xC0 : value == Py_True ? 0xC3 : 0xC2, 0, 0);
+    if (type == &PyBytes_Type) {
+        size = PyBytes_Size(value);
+        return put_size(output, 0, -1, size, 0xC4, 0) && put(output, PyBytes_AsString(value), (size_t)size);
+    }
+    if (!depth--)
+        return 0;
+    if (type == &PyList_Type) {
+        size = PyList_Size(value);
+        if (!put_size(output, 0x90, 15, size, 0xDB, 1))
+            return 0;
+        for (index = 0; index < size; index++)
+            if (!put_value(output, PyList_GetItem(value, index), depth))
+                return 0;
+        return 1;
+    }
+    if (type != &PyDict_Type || !put_size(output, 0x80, 15, PyDict_Size(value), 0xDD, 1))
+        return 0;
+    for (index = 0; PyDict_Next(value, &index, &key, &member);)
+        if (!put_value(output, key, depth) || !put_value(output, member, depth))
+            return 0;
+    return 1;
+}
+
+/* Return NotImplemented for what is not plain. No other code runs meanwhile that might change the value, if there is a
+   GIL; else it is left to Python. */
+PyObject *write_plain(PyObject *module, PyObject *value)
+{
+    PyObject *made = NULL;
+    (void)module;
+#ifndef Py_GIL_DISABLED
+    Output output = {PyMem_Malloc(256), 0, 256};
+    if (output.bytes && put_value(&output, value, DEEPEST))
+        made = PyBytes_FromStringAndSize((const char *)output.bytes, (Py_ssize_t)output.used);
+    PyMem_Free(output.bytes);
+    PyErr_Clear(); /* of lone surrogates, or for want of memory */
+#endif
+    return made ? made : Py_NewRef(Py_NotImplemented);
+}
