@@ -17,9 +17,12 @@ from ..shard.reader import places_of
 from ..sqlite import schema
 from ..sqlite import statements as sql
 from .checkpoints import CHECKPOINT_BYTES
-from .quota import Quota
+from .quota import FEW, RARE, Quota
 from .removal import BATCH, Remover
 from .second_chance import SecondChance
+
+SLICE: int = 128  # entries that one write evicts in a small cache at the most; that takes less than a millisecond
+MOST_SLACKS = 4  # by which a shard may exceed its part, and still evicts in slices: more was not written bit by bit
 
 
 class Evictor:
@@ -67,6 +70,11 @@ class Evictor:
         quota.announce(incoming)
         volume = self.remover.live_volume() + incoming
         free = quota.left(volume)
+        is_little = self._connection.txn is None and not incoming and volume > self._shard.limit - 2 * slack
+        if is_little and -MOST_SLACKS * slack < free < slack and self._evict_slice(3 * slack - free):
+            volume = self.remover.live_volume()
+            free = quota.left(volume)
+            return quota.reserve(volume, free) if free >= slack else 0  # more goes after the next flush
         if free < slack and volume > self._shard.limit:
             volume, free = self._shrunk(incoming, volume + free - 2 * slack, self._shard.limit - 2 * slack)
         if free < slack:
@@ -75,6 +83,20 @@ class Evictor:
             volume, free = self._shrunk(incoming, volume + free - 2 * slack, 0)
         self._checkpointer.give_back(quota.part_of(free), slack)
         return quota.reserve(volume, free)
+
+    def _evict_slice(self, excess: int) -> int:
+        """Remove entries which should free about `excess` bytes, but no more than one write may; return how many.
+
+        What waits in the write buffer is newer than what goes, and stays there.
+        """
+        remover, quota = self.remover, self.quota
+        most = remover.entries_in(excess)
+        if quota.is_small:
+            most = min(most, SLICE if most >= RARE else FEW)
+        places = remover.select(sql.SELECT_EXPIRED, (self._shard.now(),), min(most, BATCH))
+        removed = len(remover.delete(places, locked=True)) if places else self._evict(most)
+        self._trash.empty()
+        return removed
 
     def _shrunk(self, incoming: int, target: int, least: int) -> tuple[int, int]:
         """Make room until this shard, with what comes in, uses the larger of `target` and `least` bytes.
@@ -131,6 +153,7 @@ class Evictor:
         """Remove expired entries, then live ones by rank, until the volume is at most `target`; return the volume."""
         remover, txn = self.remover, self._connection.txn
         if txn is None:
+            self._transactions.upkeep.flush_buffer()
             self._trash.empty()
         volume = remover.live_volume()
         more_expired = True  # as far as is known
@@ -139,7 +162,7 @@ class Evictor:
             more_expired = len(places) == BATCH
             if places:
                 remover.delete(places, locked=txn is None)
-            elif not self._evict(volume - target):
+            elif not self._evict(remover.entries_in(volume - target)):
                 break
             if txn is None:
                 self._trash.empty()
@@ -152,30 +175,29 @@ class Evictor:
         """Remove a batch of live entries by rank if there is too much; return how many."""
         volume = self.remover.live_volume()
         excess = min(-self.quota.left(volume), volume - self._shard.limit)
-        evicted = self._evict(excess) if excess > 0 else 0
+        evicted = self._evict(self.remover.entries_in(excess)) if excess > 0 else 0
         if not evicted:
             self.give_up_reservation()
         return evicted
 
-    def _evict(self, excess: int) -> int:
-        """Remove the entries of lowest rank, which should free about `excess` bytes; return how many."""
-        places = self.victims(excess)
+    def _evict(self, wanted: int) -> int:
+        """Remove about as many entries of lowest rank as are `wanted`; return how many."""
+        places = self.victims(wanted)
         if places:
             evicted = len(self.remover.delete(places, locked=self._connection.txn is None))
             header = self._shard.header
             header[Header.EVICTED] = header[Header.EVICTED] + evicted & MAX_WORD
         return len(places)
 
-    def victims(self, excess: int) -> list[int]:
-        """Return the places of the entries of lowest rank whose removal should free about `excess` bytes.
+    def victims(self, wanted: int) -> list[int]:
+        """Return the places of as many entries of lowest rank as are `wanted`, but for half of all at the most.
 
         A full disk has room for neither an index nor new ranks: the stored ranks have to do.
         """
         count = self.remover.known_count()
         if not count:
             return []
-        average = max(self.remover.live_volume() // count, 1)
-        wanted = min(max(excess // average + 1, 1), BATCH, max(count // 2, 1))
+        wanted = min(wanted, BATCH, max(count // 2, 1))
         if not self._shard.policy.ranks:
             return self._second_chance.victims(count, wanted)
         self._ensure_rank_index()
