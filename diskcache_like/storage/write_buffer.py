@@ -332,7 +332,9 @@ class WriteBuffer:
         with self._transactions.batch():
             self._write_net(net, mark)
         ring.flushed(mark)
-        self._mark_if_tight(self._maintenance.recovery.checkpointer.left_on_disk())
+        checkpointer = self._maintenance.recovery.checkpointer
+        self._mark_if_tight(checkpointer.left_on_disk())
+        checkpointer.write_back_if_due()
 
     def _gather(self, ring: Ring, most: int = BATCH) -> tuple[dict[bytes | int, _native.Net], Mark | None]:
         net, mark = ring.gather(most)
