@@ -48,7 +48,7 @@ SLICE: int = (
 LONGEST: int = 1 << 14  # bytes of a record that is appended
 FULL_PART: int = 4  # of the ring: the most that may wait, and that one record may take, so that it always has room
 PLACE_BITS = 63  # of a place, which is an integer in SQLite: a larger one was planted
-LIMIT_PART: int = 128  # of the size limit may wait, which few programs notice
+LIMIT_PART: int = 200  # the ring may hold 1/200 of the size limit: what is written between two volume checks
 
 _BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT_EXPIRE
 _TICK, _WRITTEN = Header.TICK, Header.WRITTEN

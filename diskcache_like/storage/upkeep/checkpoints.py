@@ -21,6 +21,7 @@ from ..sqlite.connection import FAILURES, FRAME, FULL, NORMAL, PAGE_SIZE, synchr
 
 CHECKPOINT_BYTES = 16 << 20  # of WAL between checkpoints; 20 % faster sets than with 1,000 pages
 LOOK_BITS = 16  # after so many bytes, 64 KiB, a write looks whether the directory is still there
+WAL = "-wal"  # what SQLite appends to the path of a database
 WRITE_BACK_BITS = 20  # after so many bytes, 1 MiB, the kernel begins to write the WAL
 LEAST_BYTES = 128 << 10  # the same on a disk that is nearly full
 MOST_GROWTH = 16 * 16
@@ -160,7 +161,7 @@ class Checkpointer:
             return
         self._written_back = part
         with suppress(OSError):
-            descriptor = os.open(f"{self._shard.path}-wal", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            descriptor = os.open(self._shard.path + WAL, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 _native.write_back(descriptor)
             finally:

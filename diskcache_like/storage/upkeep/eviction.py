@@ -21,7 +21,7 @@ from .quota import FEW, RARE, Quota
 from .removal import BATCH, Remover
 from .second_chance import SecondChance
 
-SLICE: int = 128  # entries that one write evicts in a small cache at the most; that takes less than a millisecond
+SLICE: int = 200  # entries that one write evicts in a small cache at the most; that takes about a millisecond
 MOST_SLACKS = 4  # by which a shard may exceed its part, and still evicts in slices: more was not written bit by bit
 
 
