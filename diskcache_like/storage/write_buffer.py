@@ -42,9 +42,7 @@ from .upkeep.quota import FEW
 
 CARRIED: int = 1 << 16  # bytes that a transaction of another kind takes along
 BATCH: int = 1 << 14  # keys that one transaction flushes at most
-SLICE: int = (
-    400  # keys that one append flushes at most: so few that it takes some milliseconds, and so many that few do
-)
+SLICE: int = 640  # keys that one append flushes at most; fewer, and more than one in a hundred would flush
 LONGEST: int = 1 << 14  # bytes of a record that is appended
 FULL_PART: int = 4  # of the ring: the most that may wait, and that one record may take, so that it always has room
 PLACE_BITS = 63  # of a place, which is an integer in SQLite: a larger one was planted
@@ -301,10 +299,10 @@ class WriteBuffer:
         if is_due(self._shard, self._shard.header[_WRITTEN]):
             may_block()
             self._maintenance.run(0)
-        elif ring.waiting() > self._bound(ring):
+        elif (waiting := ring.waiting()) > self._bound(ring):
             may_block()
             quota = self._maintenance.evictor.quota
-            self._flush(ring, FEW if quota.is_small and quota.is_used_up() else SLICE)
+            self._flush(ring, FEW if quota.is_used_up() and quota.holds_few(waiting) else SLICE)
 
     def _flush(self, ring: Ring, most: int) -> None:
         """Flush records that are about `most` keys, from the oldest on."""

@@ -21,8 +21,9 @@ from .quota import FEW, RARE, Quota
 from .removal import BATCH, Remover
 from .second_chance import SecondChance
 
-SLICE: int = 200  # entries that one write evicts in a small cache at the most; that takes about a millisecond
+SLICE: int = 320  # entries that one write evicts at the most; that takes one to two milliseconds
 MOST_SLACKS = 4  # by which a shard may exceed its part, and still evicts in slices: more was not written bit by bit
+AT_ONCE = -1  # instead of the bytes that may be written until the next look: the next write goes on
 
 
 class Evictor:
@@ -50,7 +51,11 @@ class Evictor:
         due = (header[Header.CHECKPOINTED] if self._connection.txn is None else written) + self._checkpointer.interval()
         if self._shard.evicts:
             # Look again when the shard's part of what is left may be used up, or after half a percent of the limit.
-            due = min(due, written + self._room_for(incoming))
+            room = self._room_for(incoming)
+            if room == AT_ONCE:
+                header[Header.VOLUME_DUE] = max(written - 1, 0)
+                return
+            due = min(due, written + room)
         self._mark(due)
 
     def _mark(self, due: int) -> None:
@@ -70,11 +75,12 @@ class Evictor:
         quota.announce(incoming)
         volume = self.remover.live_volume() + incoming
         free = quota.left(volume)
-        is_little = self._connection.txn is None and not incoming and volume > self._shard.limit - 2 * slack
-        if is_little and -MOST_SLACKS * slack < free < slack and self._evict_slice(3 * slack - free):
-            volume = self.remover.live_volume()
-            free = quota.left(volume)
-            return quota.reserve(volume, free) if free >= slack else 0  # more goes after the next flush
+        if self._connection.txn is None and not incoming and volume > self._shard.limit - 2 * slack:
+            while -MOST_SLACKS * slack < free < slack and self._evict_slice(3 * slack - free):
+                volume = self.remover.live_volume()
+                free = quota.left(volume)
+                if self._waiting() <= free < slack:
+                    return AT_ONCE
         if free < slack and volume > self._shard.limit:
             volume, free = self._shrunk(incoming, volume + free - 2 * slack, self._shard.limit - 2 * slack)
         if free < slack:
@@ -84,16 +90,20 @@ class Evictor:
         self._checkpointer.give_back(quota.part_of(free), slack)
         return quota.reserve(volume, free)
 
+    def _waiting(self) -> int:
+        """Return the bytes that rows of what waits in the write buffer may take, but no more than the slack."""
+        ring = self._shard.ring
+        return 0 if ring is None else min(2 * ring.waiting(), self.quota.slack)
+
     def _evict_slice(self, excess: int) -> int:
         """Remove entries which should free about `excess` bytes, but no more than one write may; return how many.
 
         What waits in the write buffer is newer than what goes, and stays there.
         """
-        remover, quota = self.remover, self.quota
+        remover = self.remover
         most = remover.entries_in(excess)
-        if quota.is_small:
-            most = min(most, SLICE if most >= RARE else FEW)
-        places = remover.select(sql.SELECT_EXPIRED, (self._shard.now(),), min(most, BATCH))
+        most = min(most, SLICE if most >= RARE else FEW)
+        places = remover.select(sql.SELECT_EXPIRED, (self._shard.now(),), most)
         removed = len(remover.delete(places, locked=True)) if places else self._evict(most)
         self._trash.empty()
         return removed
