@@ -13,6 +13,7 @@ from benchmarks.command import progress
 from benchmarks.peers.spec import BenchmarkError, MissingSubject
 from benchmarks.workloads import awaited, contests, machines
 from benchmarks.workloads.encrypted import encrypted
+from benchmarks.workloads.full import full
 from benchmarks.workloads.mixes import mixes
 from benchmarks.workloads.section import Findings, Options, Run
 
@@ -42,6 +43,7 @@ SECTIONS = {
     "bulk": Section(contests.bulk, Options(repeats=9)),
     "growth": Section(contests.growth, Options(repeats=9, operations=10_000, entries=1_000_000), alone=True),
     "limit": Section(contests.limit, Options(repeats=8, writes=100_000), alone=True),
+    "full": Section(full, Options(repeats=7, writes=60_000), unasked=False, usual=Options(writes=60_000)),
     "fanout": Section(contests.fanout, Options(repeats=7, operations=8_000), unasked=False),
     "large": Section(contests.large, Options(repeats=15), unasked=False),
     "buffered": Section(contests.buffered, Options(repeats=15, operations=8_000), unasked=False),

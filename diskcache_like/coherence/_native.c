@@ -1,8 +1,11 @@
 /* The core for Python: `Words`, `Lock`, `Context`, `Ring` and `Shard`; _native.pyi says what each call takes and returns.
 
-   Every call but the two `wait` and a rollback in `end` keeps the GIL, and takes a microsecond or two if it reads no
-   value. No call but `wait`
+   Every call but the two `wait`, `write_back` and a rollback in `end` keeps the GIL, and takes a microsecond or two if
+   it reads no value. No call but `wait`
    and `__exit__`, which resumes a generator, runs a signal handler. */
+
+#define _GNU_SOURCE /* sync_file_range */
+#include <fcntl.h>
 
 #include "_types.h"
 
@@ -154,10 +157,26 @@ static PyObject *watch_steps(PyObject *module, PyObject *given)
     Py_RETURN_NONE;
 }
 
+/* Have the kernel begin to write what is in a file, where it can be asked to. */
+static PyObject *write_back(PyObject *module, PyObject *descriptor)
+{
+    int file = (int)PyLong_AsLong(descriptor);
+    (void)module;
+    if (file == -1 && PyErr_Occurred())
+        return NULL;
+#ifdef SYNC_FILE_RANGE_WRITE
+    Py_BEGIN_ALLOW_THREADS
+    (void)!sync_file_range(file, 0, 0, SYNC_FILE_RANGE_WRITE);
+    Py_END_ALLOW_THREADS
+#endif
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef functions[] = {
     {"end", (PyCFunction)(void (*)(void))end, METH_FASTCALL, NULL},
     {"read_plain", read_plain, METH_O, NULL},
     {"watch_steps", watch_steps, METH_O, NULL},
+    {"write_back", write_back, METH_O, NULL},
     {"write_plain", write_plain, METH_O, NULL},
     {NULL, NULL, 0, NULL},
 };

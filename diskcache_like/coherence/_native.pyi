@@ -200,6 +200,9 @@ def write_plain(value: object, /) -> Any:
 def watch_steps(watcher: Callable[[str], object] | None, /) -> None:
     """For tests: have this called after each change of memory that others map, with what was changed."""
 
+def write_back(descriptor: int, /) -> None:
+    """Have the kernel begin to write what is in a file, and do not wait for it; nothing is promised of it."""
+
 class Context:
     """The end of a context manager that has a generator."""
 

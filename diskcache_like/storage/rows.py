@@ -161,7 +161,7 @@ class Rows:
         return is_done
 
     def _put_many(self, rows: Sequence[Small]) -> bool:
-        present, execute_many = self.present, self._connection.execute_many
+        execute_many = self._connection.execute_many
         full = [row for row in rows if len(row) == _ALL]
         earliest = min((row[5] for row in full if row[5] is not None), default=None)
         if earliest is not None:
@@ -171,15 +171,21 @@ class Rows:
             if self._expects_present:
                 return True
         self._trash.expect()
-        places = list(dict.fromkeys(row[2] for row in rows))
-        there = len(present(places))
-        self._expects_present = there == len(places)
+        first = 0 if rows[0][4] is _ANY_NUMBER else min(row[4] for row in rows)
+        before = self._count_from(first)  # mostly none: they are there if an earlier flush was not noted
         done = 0 if full else execute_many(sql.UPSERT_RECORD, rows).rowcount
         if done < len(rows):
             done = execute_many(sql.UPSERT_SMALL, [(*row, *_NO_COLUMNS)[:_ALL] for row in rows]).rowcount
         is_done = done == len(rows)
-        self._invalidation.count((len(places) if is_done else len(present(places))) - there)
+        added = self._count_from(first) - before
+        self._invalidation.count(added)
+        self._expects_present = not added
         return is_done
+
+    def _count_from(self, number: int) -> int:
+        """Return how many rows have this number or a higher one: no write of a row changes that of another."""
+        ((count,),) = self._connection.select(sql.COUNT_FROM, (number,))
+        return int(count)
 
     def _catch_up(self) -> None:
         """Let the next write be later than every row: another row has the number of this one.

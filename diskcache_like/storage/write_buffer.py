@@ -38,9 +38,11 @@ from .sqlite import statements as sql
 from .sqlite.connection import FAILURES
 from .upkeep.checkpoints import CHECKPOINT_BYTES, is_due
 from .upkeep.maintenance import Maintenance
+from .upkeep.quota import FEW
 
 CARRIED: int = 1 << 16  # bytes that a transaction of another kind takes along
 BATCH: int = 1 << 14  # keys that one transaction flushes at most
+SLICE: int = 640  # keys that one append flushes at most; fewer, and more than one in a hundred would flush
 LONGEST: int = 1 << 14  # bytes of a record that is appended
 FULL_PART: int = 4  # of the ring: the most that may wait, and that one record may take, so that it always has room
 PLACE_BITS = 63  # of a place, which is an integer in SQLite: a larger one was planted
@@ -126,9 +128,7 @@ class WriteBuffer:
             self._mend(ring)
         self._maintenance.trash.expect()  # what this replaces may have a file, which goes there once this is flushed
         try:
-            if ring.waiting() > self._bound(ring):
-                self.flush()
-            self._run_if_due()
+            self._keep_up(ring)
         except DiskFull:
             if row is not None or not ring.is_marked():
                 raise  # a removal may still be appended, while the ring has room
@@ -208,13 +208,8 @@ class WriteBuffer:
             if ring.waiting():
                 may_block()
                 self._shard.refuse_removed()
-                try:
-                    while ring.waiting():
-                        self._flush_batch(ring)
-                finally:
-                    if self._rows.has_deleted:  # and the ring must not show what was
-                        self._while_all_odd(ring.hide_flushed)
-                        self._rows.has_deleted = False
+                while ring.waiting():
+                    self._flush(ring, BATCH)
 
     def carriable(self) -> Carried | None:
         """Return what waits, and a new mark, if a transaction about to begin can take it along; else it is flushed."""
@@ -297,19 +292,32 @@ class WriteBuffer:
         # to begin a transaction.
         shard.header[_BUFFER] = take_over(ring, mark_in(rows), shard.epoch, shard.buffer)
 
-    def _run_if_due(self) -> None:
-        """Do what is due by now, once everything is flushed."""
-        shard = self._shard
-        written = shard.header[_WRITTEN]
-        if is_due(shard, written):
-            may_block()
-            self.flush()
-            self._maintenance.run(0)
+    def _keep_up(self, ring: Ring) -> None:
+        """Do one part of what is due by now, so that no append waits for all of it: either upkeep, or a flush.
 
-    def _flush_batch(self, ring: Ring) -> None:
-        """Flush records from the oldest on, as far as they are about `BATCH` keys, in one transaction."""
+        The appends that come next do the rest. The ring has room for more than what may wait.
+        """
+        if is_due(self._shard, self._shard.header[_WRITTEN]):
+            may_block()
+            self._maintenance.run(0)
+        elif (waiting := ring.waiting()) > self._bound(ring):
+            may_block()
+            quota = self._maintenance.evictor.quota
+            self._flush(ring, FEW if quota.is_used_up() and quota.holds_few(waiting) else SLICE)
+
+    def _flush(self, ring: Ring, most: int) -> None:
+        """Flush records that are about `most` keys, from the oldest on."""
         try:
-            net, mark = self._gather(ring)
+            self._flush_batch(ring, most)
+        finally:
+            if self._rows.has_deleted:  # and the ring must not show what was
+                self._while_all_odd(ring.hide_flushed)
+                self._rows.has_deleted = False
+
+    def _flush_batch(self, ring: Ring, most: int) -> None:
+        """Do what `_flush` does, in one transaction."""
+        try:
+            net, mark = self._gather(ring, most)
         except DecodeError:  # nobody can tell which entries have newer values
             self.discard()
             warn(
@@ -323,10 +331,12 @@ class WriteBuffer:
         with self._transactions.batch():
             self._write_net(net, mark)
         ring.flushed(mark)
-        self._mark_if_tight(self._maintenance.recovery.checkpointer.left_on_disk())
+        checkpointer = self._maintenance.recovery.checkpointer
+        self._mark_if_tight(checkpointer.left_on_disk())
+        checkpointer.write_back_if_due()
 
-    def _gather(self, ring: Ring) -> tuple[dict[bytes | int, _native.Net], Mark | None]:
-        net, mark = ring.gather(BATCH)
+    def _gather(self, ring: Ring, most: int = BATCH) -> tuple[dict[bytes | int, _native.Net], Mark | None]:
+        net, mark = ring.gather(most)
         if any(place & ~HOME or place >> PLACE_BITS for _, _, place, _, _ in net.values()):
             raise DecodeError("a record of the write buffer has a hash that no key has")
         return net, mark

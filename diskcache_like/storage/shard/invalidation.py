@@ -103,7 +103,10 @@ class Invalidation:
             self._connection.fail(error)
 
     def hide_flushed(self) -> None:
-        """Let no reader take what is in the write buffer's ring for newer than the commit to come; all is flushed."""
+        """Let no reader take what is in the write buffer's ring for newer than the commit to come.
+
+        All is flushed, or what waits is newer than the commit, which only evicts.
+        """
         if self._shard.ring is not None:
             self._shard.ring.hide_flushed()
 

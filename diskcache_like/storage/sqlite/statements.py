@@ -59,6 +59,7 @@ SELECT_UNTIL = """SELECT k = ?,
     FROM entry WHERE h BETWEEN ? AND ? LIMIT 4"""
 SELECT_WHOLE = "SELECT k = ?, v, file, queue, version, spelling FROM entry WHERE h BETWEEN ? AND ? LIMIT 4"
 DELETE_H = "DELETE FROM entry WHERE h = ?"
+DELETE_PLACES = "DELETE FROM entry WHERE h IN (SELECT value FROM json_each(?))"
 CHANGE_NOTHING = "DELETE FROM entry WHERE 0"  # refused, as every change is, by a connection that can only read
 SELECT_FILE = """SELECT file FROM (SELECT k, file FROM entry WHERE h BETWEEN ? AND ? LIMIT 4)
     WHERE k = ? AND file IS NOT NULL"""
@@ -88,6 +89,7 @@ QUEUE_FORWARD = _walk("""SELECT h, k, num, v FROM entry
     WHERE queue = ? AND num BETWEEN ? AND ? AND typeof(num) = 'integer' ORDER BY num LIMIT ? OFFSET ?""")
 QUEUE_BACKWARD = _walk(QUEUE_FORWARD.replace("ORDER BY num", "ORDER BY num DESC"))
 IN_ORDER = _walk("SELECT h, id, k, spelling FROM entry WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?")
+COUNT_FROM = _walk("SELECT count(1) FROM entry WHERE id >= ?")
 LAST_NUMBER = "SELECT coalesce(max(id), 0) FROM entry WHERE id < ?"
 IN_REVERSE = _walk(IN_ORDER.replace("ORDER BY id", "ORDER BY id DESC"))
 # -- by tag ------------------------------------------------------------------------------------------------------

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator
 
+from ...coherence import _native
 from ...coherence.contexts import context
 from ...coherence.generations import Header
 from ...errors import DiskFull
 from ...system.paths import left_on_disk
-from ...system.signals import reraise_signal
+from ...system.signals import reraise_signal, suppress
 from ..shard.open_shard import OpenShard
 from ..sqlite import schema
 from ..sqlite import statements as sql
@@ -20,6 +21,8 @@ from ..sqlite.connection import FAILURES, FRAME, FULL, NORMAL, PAGE_SIZE, synchr
 
 CHECKPOINT_BYTES = 16 << 20  # of WAL between checkpoints; 20 % faster sets than with 1,000 pages
 LOOK_BITS = 16  # after so many bytes, 64 KiB, a write looks whether the directory is still there
+WAL = "-wal"  # what SQLite appends to the path of a database
+WRITE_BACK_BITS = 20  # after so many bytes, 1 MiB, the kernel begins to write the WAL
 LEAST_BYTES = 128 << 10  # the same on a disk that is nearly full
 MOST_GROWTH = 16 * 16
 WAL_LIMIT = (64 << 20) // PAGE_SIZE  # frames beyond which a checkpoint also truncates
@@ -51,6 +54,7 @@ class Checkpointer:
         self._connection = shard.connection
         self.shards = 1  # that share the disk; set by the shard set once all are open
         self.wal_bytes = CHECKPOINT_BYTES  # what there may be of WAL between two checkpoints, as measured
+        self._written_back = 0
         self.blocked = False  # the last time that this was tried, what is in the WAL found no room in the database
 
     def interval(self) -> int:
@@ -149,6 +153,19 @@ class Checkpointer:
     def left_on_disk(self) -> int:
         """Return the bytes that the disk has left."""
         return left_on_disk(self._shard.directory)
+
+    def write_back_if_due(self) -> None:
+        """Have the kernel write the WAL, bit by bit: a checkpoint, which syncs it first, takes half as long."""
+        part = self._shard.header[Header.WRITTEN] >> WRITE_BACK_BITS
+        if part == self._written_back or not self._shard.settings["sqlite_synchronous"]:
+            return
+        self._written_back = part
+        with suppress(OSError):
+            descriptor = os.open(self._shard.path + WAL, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                _native.write_back(descriptor)
+            finally:
+                os.close(descriptor)
 
     def checkpoint(self, shrink: bool = False) -> None:
         """Copy the WAL into the database; with `shrink`, or if it is long, truncate it."""

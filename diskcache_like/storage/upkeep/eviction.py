@@ -14,9 +14,13 @@ from ...system.signals import suppress
 from ..sqlite import statements as sql
 from ..sqlite.schema import MOVED_BACK
 from .checkpoints import CHECKPOINT_BYTES
-from .quota import Quota
+from .quota import FEW, RARE, Quota
 from .removal import BATCH, Remover
 from .victims import Choice, Victims
+
+SLICE: int = 320  # entries that one write evicts at the most; that takes one to two milliseconds
+MOST_SLACKS = 4  # by which a shard may exceed its part, and still evicts in slices: more was not written bit by bit
+AT_ONCE = -1  # instead of the bytes that may be written until the next look: the next write goes on
 
 
 class Evictor:
@@ -45,7 +49,11 @@ class Evictor:
         if self._shard.evicts:
             self._shard.generations.grow_marks(header[Header.COUNT], self._shard.policy.marks == RECENCY)
             # Look again when the shard's part of what is left may be used up, or after half a percent of the limit.
-            due = min(due, written + self._room_for(incoming))
+            room = self._room_for(incoming)
+            if room == AT_ONCE:
+                header[Header.VOLUME_DUE] = max(written - 1, 0)
+                return
+            due = min(due, written + room)
         self._mark(due)
 
     def _mark(self, due: int) -> None:
@@ -65,6 +73,12 @@ class Evictor:
         quota.announce(incoming)
         volume = self.remover.live_volume() + incoming
         free = quota.left(volume)
+        if self._connection.txn is None and not incoming and volume > self._shard.limit - 2 * slack:
+            while -MOST_SLACKS * slack < free < slack and self._evict_slice(3 * slack - free):
+                volume = self.remover.live_volume()
+                free = quota.left(volume)
+                if self._waiting() <= free < slack:
+                    return AT_ONCE
         if free < slack and volume > self._shard.limit:
             volume, free = self._shrunk(incoming, volume + free - 2 * slack, self._shard.limit - 2 * slack)
         if free < slack:
@@ -73,6 +87,24 @@ class Evictor:
             volume, free = self._shrunk(incoming, volume + free - 2 * slack, 0)
         self._checkpointer.give_back(quota.part_of(free), slack)
         return quota.reserve(volume, free)
+
+    def _waiting(self) -> int:
+        """Return the bytes that rows of what waits in the write buffer may take, but no more than the slack."""
+        ring = self._shard.ring
+        return 0 if ring is None else min(2 * ring.waiting(), self.quota.slack)
+
+    def _evict_slice(self, excess: int) -> int:
+        """Remove entries which should free about `excess` bytes, but no more than one write may; return how many.
+
+        What waits in the write buffer is newer than what goes, and stays there.
+        """
+        remover = self.remover
+        most = remover.entries_in(excess)
+        most = min(most, SLICE if most >= RARE else FEW)
+        places = remover.select(sql.SELECT_EXPIRED, (self._shard.now(),), most)
+        removed = len(remover.delete(places, locked=True)) if places else self._evict(most)
+        self._trash.empty()
+        return removed
 
     def _shrunk(self, incoming: int, target: int, least: int) -> tuple[int, int]:
         """Make room until this shard, with what comes in, uses the larger of `target` and `least` bytes.
@@ -129,6 +161,7 @@ class Evictor:
         """Remove expired entries, then live ones, until the volume is at most `target`; return the volume."""
         remover, txn = self.remover, self._connection.txn
         if txn is None:
+            self._transactions.upkeep.flush_buffer()
             self._trash.empty()
         volume = remover.live_volume()
         more_expired = True  # as far as is known
@@ -137,7 +170,7 @@ class Evictor:
             more_expired = len(places) == BATCH
             if places:
                 remover.delete(places, locked=txn is None)
-            elif not self._evict(volume - target):
+            elif not self._evict(remover.entries_in(volume - target)):
                 break
             if txn is None:
                 self._trash.empty()
@@ -150,19 +183,17 @@ class Evictor:
         """Remove a batch of live entries if there is too much; return how many."""
         volume = self.remover.live_volume()
         excess = min(-self.quota.left(volume), volume - self._shard.limit)
-        evicted = self._evict(excess) if excess > 0 else 0
+        evicted = self._evict(self.remover.entries_in(excess)) if excess > 0 else 0
         if not evicted:
             self.give_up_reservation()
         return evicted
 
-    def _evict(self, excess: int) -> int:
-        """Remove the entries that have to go first, which should free about `excess` bytes; return how many."""
+    def _evict(self, wanted: int) -> int:
+        """Remove about as many entries as are `wanted`, but for half of all at the most; return how many."""
         count, header = self.remover.known_count(), self._shard.header
         if not count:
             return 0
-        average = max(self.remover.live_volume() // count, 1)
-        wanted = min(max(excess // average + 1, 1), BATCH, max(count // 2, 1))
-        choice, unmoved = self._victims.choose(count, wanted), header[Header.UNMOVED]
+        choice, unmoved = self._victims.choose(count, min(wanted, BATCH, max(count // 2, 1))), header[Header.UNMOVED]
         if choice.evicted:
             evicted = self._carry_out(choice, [row.place for row in choice.evicted])
             self._victims.settle(choice, unmoved)

@@ -22,6 +22,8 @@ from ..sqlite.connection import PAGE_SIZE
 
 MOST = 1 << 62
 SLACKS = 200  # parts of the limit; one of them, divided among the shards, is what a shard may always write unlooked at
+FEW: int = 24  # entries that one write flushes, or evicts, where many writes have to: none of them takes long
+RARE: int = 100  # entries, from which on a round of them comes to less than one in a hundred writes
 _RESERVATION = Header.RESERVATION
 
 
@@ -56,6 +58,15 @@ class Quota:
         if taken > whole:
             taken = sum(other.reserved(anew=True) for other in self.others)
         return whole - taken - volume
+
+    def is_used_up(self) -> bool:
+        """Tell whether little is left beside what this shard has reserved, as it is where entries are evicted."""
+        return self.left(self._shard.header[_RESERVATION]) < 2 * self.slack
+
+    def holds_few(self, size: int) -> bool:
+        """Tell whether so many bytes hold so few entries that rounds of them are not rare."""
+        header = self._shard.header
+        return size * header[Header.COUNT] < RARE * header[_RESERVATION]
 
     def reserve(self, volume: int, free: int) -> int:
         """Note what this shard may use until it looks again; return by how much it may grow. The lock is held."""

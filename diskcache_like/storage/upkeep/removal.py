@@ -37,7 +37,7 @@ class Remover:
         """
         self.recovery.trash.expect()
         with self._invalidation.commit_many(places, autocommit=False):
-            removed = self._connection.execute_many(sql.DELETE_H, [(place,) for place in places]).rowcount
+            removed = self._connection.execute(sql.DELETE_PLACES, (str(list(places)),)).rowcount
             if places and not removed:
                 path = self._shard.path
                 raise corrupt(f"{path!r}: rows that are found cannot be deleted", path)
@@ -142,6 +142,10 @@ class Remover:
                 header[Header.COUNT] = number
             return int(number)
         return header[Header.COUNT]
+
+    def entries_in(self, size: int) -> int:
+        """Return how many entries take about so many bytes, 1 at least."""
+        return max(size, 0) * self.known_count() // max(self.live_volume(), 1) + 1
 
     def live_volume(self) -> int:
         """Return the bytes in use, seen through the writing connection."""
