@@ -102,7 +102,7 @@ class Header:
     UNSETTLED: Final = 17  # not 0 between begin_all and settle_all: a new holder that sees it knows that the last died
     NEXT_EXPIRE: Final = 18  # time before which writes remove neither entries nor files; too early costs a useless look
     WRITTEN: Final = _native.WRITTEN  # bytes written into the WAL, an estimate that only grows
-    COUNT: Final = 25  # entries in the database, or UNCOUNTED
+    COUNT: Final = _native.COUNT  # entries in the database, or UNCOUNTED
     # TICK as the last holder left it; if TICK differs, the holder was killed or interrupted, and COUNT may be wrong.
     SETTLED: Final = _native.SETTLED
     GROWTH: Final = 29  # sixteenths of a byte by which the WAL grew per byte of WRITTEN, when last measured; 0: not yet
@@ -142,6 +142,10 @@ class Header:
     # limit keeps to the mark, so that two handles that take turns look no more often than each would alone.
     LIMIT: Final = _native.LIMIT
 
+    # TICK when nothing waited in the write buffer, 0 if not known. Each write since may have added an entry to COUNT,
+    # so that the two bound the number of entries. Write lock.
+    SINCE: Final = _native.SINCE
+
     # How far the boundary and the hand of the policy second-chance have come, as numbers of rows, and about how many
     # rows are on probation (storage/upkeep/second_chance.py). Write lock.
     BOUNDARY: Final = 51
@@ -174,6 +178,11 @@ class GenerationFile:
         self.uses = _native.Words(mapping, HEADER_WORDS + count, count)
         # Which entries were evicted (storage/upkeep/second_chance.py). Write lock.
         self.ghosts = _native.Words(mapping, HEADER_WORDS + 2 * count, count // 2)
+
+    @property
+    def allocated(self) -> int:
+        """Return the bytes that the file takes."""
+        return _size_of(self.mask + 1)
 
     @classmethod
     def open_existing(cls, path: str | os.PathLike[str], *, shared: bool = False) -> GenerationFile | None:

@@ -48,7 +48,7 @@ LIMIT_PART: int = 200  # the ring may hold 1/200 of the size limit: what is writ
 
 _BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT_EXPIRE
 _TICK, _WRITTEN = Header.TICK, Header.WRITTEN
-_FILES, _SWEEP = Header.FILES, Header.SWEEP
+_FILES, _SWEEP, _SINCE = Header.FILES, Header.SWEEP, Header.SINCE
 
 
 class WriteBuffer:
@@ -170,6 +170,7 @@ class WriteBuffer:
                 CHECKPOINT_BYTES,
                 self._bound(ring),
                 self._longest(ring),
+                shard.most,
             )
             shard.appender = Appender(lock, ring, core.append)
 
@@ -211,6 +212,7 @@ class WriteBuffer:
                 try:
                     while ring.waiting():
                         self._flush_batch(ring)
+                    self._shard.header[_SINCE] = self._shard.header[_TICK]
                 finally:
                     if self._rows.has_deleted:  # and the ring must not show what was
                         self._while_all_odd(ring.hide_flushed)

@@ -18,8 +18,8 @@ from diskcache_like.storage import shards
 from ..support.tampering import plant
 
 VALUE = "v" * 1_000
-LIMIT = 2_000_000
-SETTINGS: dict[str, Any] = {"eviction_policy": "second-chance", "size_limit": LIMIT}
+LIMIT = 2_700_000  # of which control files count for a quarter
+SETTINGS: dict[str, Any] = {"eviction_policy": "second-chance", "size_limit": LIMIT, "generation_slots": 1 << 16}
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ from ...settings.policies import policy_named
 from ...system.blocking import may_block
 from ...system.forks import process_token
 from ..opening import opener, replacement
-from ..opening.identity import BUFFER, GENERATIONS, LOCK, Config, cache_replaced, identity_of
+from ..opening.identity import BUFFER, GENERATIONS, LOCK, Config, cache_replaced, evicts, identity_of
 from ..opening.mutex import LockTaken, holding, under_mutex
 from ..sqlite.reader_pool import ReaderPool
 from . import forking
@@ -58,6 +58,7 @@ Result = TypeVar("Result")
 NO_NUMBER = -1  # equal to no number of a write buffer
 NOT_OPEN = -1  # equal to no process token, and not to the 0 that a wiped page shows
 
+_COUNT, _TICK, _SINCE = Header.COUNT, Header.TICK, Header.SINCE
 SHARED_MEMORY = 32 << 10  # bytes of the -shm file, which SQLite makes for the first connection to a database
 
 
@@ -78,6 +79,7 @@ class OpenShard:
         self.settings: dict[str, Any] = {}
         self.identity: dict[str, Any] = {}
         self.policy = policy_named("none")
+        self.most = MAX_WORD  # entries that this handle allows; set by `set_most`
         self.slot_prime = 1
         self.disk: Disk  # set by the shard set once the settings are known, and the cache is seen to be the handle's
         self.connection = WriterConnection()
@@ -142,6 +144,7 @@ class OpenShard:
         self.generations, self.header, self.slots, self.uses, self.ghosts = generations, header, slots, uses, ghosts
         self.ring = ring
         self.policy = policy_named(self.settings["eviction_policy"])
+        self.set_most()
         self.pool = ReaderPool(self.path, self.settings, self.config.timeout, first_reader)
         self.connection.attach(self.path, self.settings, self.config.timeout, self.pool, self.lock)
         self.appends = self.ring is not None and opener.appends(self.settings)
@@ -445,7 +448,30 @@ class OpenShard:
     @property
     def evicts(self) -> bool:
         """Tell whether this handle removes live entries for room at all."""
-        return self.policy.evicts and self.settings["cull_limit"] > 0
+        return evicts(self.settings)
+
+    @property
+    def control_bytes(self) -> int:
+        """Return the bytes of the generations and the ring that count as used.
+
+        That is a quarter of the limit at most: one that was lowered leaves room for entries. The disk reserve does not
+        count, as it is room that is kept free.
+        """
+        ring = self.ring
+        return min(self.generations.allocated + (ring.allocated if ring else 0), self.limit // 4)
+
+    def set_most(self) -> None:
+        """Take over how many entries this shard may have: its even part of `max_entries`, and one at least."""
+        given = self.settings["max_entries"]
+        limits = given is not None and self.evicts
+        self.most = max(int(given) // int(self.identity.get("shards", 1)), 1) if limits else MAX_WORD
+
+    def may_have_too_many(self, more: int = 0) -> bool:
+        """Tell whether there may be too many entries once `more` are written; a write may also be an overwrite."""
+        if self.most == MAX_WORD:
+            return False
+        header = self.header
+        return header[_COUNT] + (header[_TICK] - header[_SINCE] & MAX_WORD) + more > self.most
 
     def limit_word(self) -> int:
         """Return what this handle's marks in `Header.VOLUME_DUE` go by: see `Header.LIMIT`."""

@@ -1,14 +1,14 @@
-"""Eviction: live entries go by rank when the size limit is reached.
+"""Eviction: live entries go by rank when the size limit, or the number of entries that is allowed, is reached.
 
 Everything here runs under the shard's write lock unless it says otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
-from ...coherence.generations import MAX_WORD, Header
+from ...coherence.generations import MAX_WORD, NEVER, Header
 from ...errors import CacheError, DiskFull
 from ...settings.policies import MOST
 from ...system.signals import suppress
@@ -21,9 +21,13 @@ from .quota import Quota
 from .removal import BATCH, Remover
 from .second_chance import SecondChance
 
+# Where `max_entries` is nearly reached so many go at once, so that the writes that follow need not look: half a percent,
+# or a few, but none of a few.
+PARTS, FEW, SMALL_PARTS = 200, 16, 16
+
 
 class Evictor:
-    """Keep one shard within its part of the size limit."""
+    """Keep one shard within its part of the limits."""
 
     def __init__(self, remover: Remover, quota: Quota) -> None:
         self.remover = remover
@@ -34,6 +38,7 @@ class Evictor:
         self._trash = remover.recovery.trash
         self._checkpointer = remover.recovery.checkpointer
         self._second_chance = SecondChance(self._shard)
+        self.evicted = 0  # live entries, by this handle
         self.others: Sequence[Evictor] = ()  # of the other shards, set by the shard set once all are open
 
     def look_at_volume(self, incoming: int) -> None:
@@ -129,53 +134,76 @@ class Evictor:
 
     def make_room(self, target: int) -> int:
         """Remove expired entries, then live ones by rank, until the volume is at most `target`; return the volume."""
-        remover, txn = self.remover, self._connection.txn
-        if txn is None:
+        if self._connection.txn is None:
             self._trash.empty()
-        volume = remover.live_volume()
+        self._remove(lambda: self._entries_in(self.remover.live_volume() - target))
+        return self.remover.live_volume()
+
+    def keep_to_number(self) -> None:
+        """Remove expired entries, then live ones by rank, if there are too many; nothing waits, and none is open.
+
+        Where there may be many, a part of them goes at once, so that the writes that follow need not look. The newest
+        stays, whatever its rank: it was just written.
+        """
+        shard, header = self._shard, self._shard.header
+        newest = places_of(self._connection.select(sql.IN_REVERSE, (-NEVER - 1, NEVER, 1)), shard.path)
+        spare = max(shard.most // PARTS, min(FEW, shard.most // SMALL_PARTS))
+        if self.remover.known_count() > shard.most - spare // 2:
+            self._remove(lambda: self.remover.known_count() - shard.most + spare, newest)
+        header[Header.SINCE] = header[Header.TICK]
+
+    def _remove(self, excess: Callable[[], int], spared: Sequence[int] = ()) -> None:
+        """Remove expired entries, then live ones by rank, as long as that many are in excess; keep live ones `spared`."""
+        remover, txn = self.remover, self._connection.txn
         more_expired = True  # as far as is known
-        while volume > target:
+        while (wanted := excess()) > 0:
             places = remover.select(sql.SELECT_EXPIRED, (self._shard.now(),)) if more_expired else []
             more_expired = len(places) == BATCH
             if places:
                 remover.delete(places, locked=txn is None)
-            elif not self._evict(volume - target):
+            elif not self._evict(wanted, spared):
                 break
             if txn is None:
                 self._trash.empty()
             else:
                 txn.evicted = True
-            volume = remover.live_volume()
-        return volume
+
+    def _entries_in(self, size: int) -> int:
+        """Return about how many entries have to go to free so many bytes; 0 for none."""
+        if size <= 0:
+            return 0
+        used = self.remover.live_volume() - self._shard.control_bytes
+        return size // max(used // max(self.remover.known_count(), 1), 1) + 1
 
     def evict_excess(self) -> int:
         """Remove a batch of live entries by rank if there is too much; return how many."""
         volume = self.remover.live_volume()
-        excess = min(-self.quota.left(volume), volume - self._shard.limit)
+        too_large = self._entries_in(min(-self.quota.left(volume), volume - self._shard.limit))
+        excess = max(too_large, self.remover.known_count() - self._shard.most)
         evicted = self._evict(excess) if excess > 0 else 0
         if not evicted:
             self.give_up_reservation()
         return evicted
 
-    def _evict(self, excess: int) -> int:
-        """Remove the entries of lowest rank, which should free about `excess` bytes; return how many."""
-        places = self.victims(excess)
+    def _evict(self, wanted: int, spared: Sequence[int] = ()) -> int:
+        """Remove about so many entries of lowest rank, or a batch, but for those `spared`; return how many."""
+        places = [place for place in self.victims(wanted + len(spared)) if place not in spared][:wanted]
         if places:
             evicted = len(self.remover.delete(places, locked=self._connection.txn is None))
             header = self._shard.header
             header[Header.EVICTED] = header[Header.EVICTED] + evicted & MAX_WORD
+            self.evicted += evicted
         return len(places)
 
-    def victims(self, excess: int) -> list[int]:
-        """Return the places of the entries of lowest rank whose removal should free about `excess` bytes.
+    def victims(self, wanted: int) -> list[int]:
+        """Return the places of about so many entries of lowest rank, of a batch and of half of all at most.
 
         A full disk has room for neither an index nor new ranks: the stored ranks have to do.
         """
         count = self.remover.known_count()
         if not count:
             return []
-        average = max(self.remover.live_volume() // count, 1)
-        wanted = min(max(excess // average + 1, 1), BATCH, max(count // 2, 1))
+        wanted = min(wanted, BATCH, max(count // 2, 2))
         if not self._shard.policy.ranks:
             return self._second_chance.victims(count, wanted)
         self._ensure_rank_index()

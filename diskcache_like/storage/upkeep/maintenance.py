@@ -147,6 +147,11 @@ class Maintenance:
             next_expiry = max(next_expiry, microseconds(now + EXPIRY_PAUSE))
         header[Header.NEXT_EXPIRE] = min(next_expiry, next_sweep)
 
+    def keep_to_number(self) -> None:
+        """Evict what is more than `max_entries` allows; the lock is held, and no transaction is open."""
+        if self._unless_full(self.flush_buffer) is None:
+            self._unless_full(self.evictor.keep_to_number)
+
     def before_transaction(self, carries: bool = True) -> Carried | None:
         """Do what cannot be done within a transaction; the lock is held, and one is about to begin.
 

@@ -145,5 +145,5 @@ class Remover:
 
     def live_volume(self) -> int:
         """Return the bytes in use, seen through the writing connection."""
-        used, trash = usage(self._connection.select)
+        used, trash = usage(self._shard, self._connection.select)
         return used + (0 if self._connection.txn is not None else trash)
