@@ -182,14 +182,19 @@ def test_a_fanout_cache_divides_it_among_its_shards(tmp_path: Path) -> None:
         assert len(cache) == 4, "one in each shard"
 
 
-def test_a_full_cache_does_not_look_at_each_write(tmp_path: Path) -> None:
+def test_a_full_cache_does_not_look_at_each_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Cache(tmp_path, max_entries=2_000) as cache:
         cache.set_many(dict.fromkeys(range(2_000), 1))
         for number in range(100):
             cache["new", number] = 1
-        evictor, looks = cache._shards.stores[0].evictor, []
+        evictor, looks = cache._shards.stores[0].evictor, list[int]()
         keep = evictor.keep_to_number
-        evictor.keep_to_number = lambda: looks.append(keep())  # type: ignore[method-assign]
+
+        def look() -> None:
+            looks.append(len(looks))
+            keep()
+
+        monkeypatch.setattr(evictor, "keep_to_number", look)
         for number in range(1_000):
             cache["newer", number % 50] = 1  # new ones at first, then overwrites
         assert 0 < len(looks) < 1_000 // 5 + 10

@@ -123,9 +123,9 @@ def test_a_limit_on_entries_holds_and_unknown_options_are_refused(make: Maker) -
     cache = make(options={"MAX_ENTRIES": 80, "CULL_FREQUENCY": 2})
     assert cache.max_entries == 80
     for number in range(200):
-        cache.set(f"key {number}", number)
+        cache.set(f"key-{number}", number)
         assert len(cache._cache) <= 80
-    assert cache.get("key 199") == 199
+    assert cache.get("key-199") == 199
     with pytest.raises(SettingError, match="size_limt"):
         make(options={"size_limt": 1})
 

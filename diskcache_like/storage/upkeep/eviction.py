@@ -21,8 +21,8 @@ from .quota import Quota
 from .removal import BATCH, Remover
 from .second_chance import SecondChance
 
-# Where `max_entries` is nearly reached so many go at once, so that the writes that follow need not look: half a percent,
-# or a few, but none of a few.
+# Where `max_entries` is nearly reached, so many go at once that not each of the next writes looks: half a percent, or a
+# few, but none of a few.
 PARTS, FEW, SMALL_PARTS = 200, 16, 16
 
 
@@ -153,7 +153,7 @@ class Evictor:
         header[Header.SINCE] = header[Header.TICK]
 
     def _remove(self, excess: Callable[[], int], spared: Sequence[int] = ()) -> None:
-        """Remove expired entries, then live ones by rank, as long as that many are in excess; keep live ones `spared`."""
+        """Remove expired entries, then live ones by rank but for those `spared`, as long as so many are in excess."""
         remover, txn = self.remover, self._connection.txn
         more_expired = True  # as far as is known
         while (wanted := excess()) > 0:
@@ -187,7 +187,7 @@ class Evictor:
 
     def _evict(self, wanted: int, spared: Sequence[int] = ()) -> int:
         """Remove about so many entries of lowest rank, or a batch, but for those `spared`; return how many."""
-        places = [place for place in self.victims(wanted + len(spared)) if place not in spared][:wanted]
+        places = self.victims(wanted, spared)
         if places:
             evicted = len(self.remover.delete(places, locked=self._connection.txn is None))
             header = self._shard.header
@@ -195,20 +195,24 @@ class Evictor:
             self.evicted += evicted
         return len(places)
 
-    def victims(self, wanted: int) -> list[int]:
+    def victims(self, wanted: int, spared: Sequence[int] = ()) -> list[int]:
         """Return the places of about so many entries of lowest rank, of a batch and of half of all at most.
+
+        None of them is among those `spared`.
 
         A full disk has room for neither an index nor new ranks: the stored ranks have to do.
         """
         count = self.remover.known_count()
         if not count:
             return []
-        wanted = min(wanted, BATCH, max(count // 2, 2))
+        wanted = min(wanted, BATCH, max(count // 2, 1))
         if not self._shard.policy.ranks:
-            return self._second_chance.victims(count, wanted)
+            chosen = self._second_chance.victims(count, wanted + len(spared))
+            return [place for place in chosen if place not in spared][:wanted]
         self._ensure_rank_index()
         for _ in range(count // wanted + 2):  # each round gives an entry its true rank, so this ends
-            rows = self._connection.select(sql.SELECT_VICTIMS, (wanted,))
+            lowest = self._connection.select(sql.SELECT_VICTIMS, (wanted + len(spared),))
+            rows = [row for row in lowest if row[0] not in spared][:wanted]
             places = places_of(rows, self._shard.path)
             ranked, evictable = self._second_look(rows)
             try:
