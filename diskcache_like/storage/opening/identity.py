@@ -14,7 +14,7 @@ from typing import Any
 
 from ...coherence.control_files import check_control_file
 from ...coherence.generations import DEFAULT_SLOTS
-from ...coherence.ring import LEAST_CAPACITY
+from ...coherence.ring import LEAST_CAPACITY, PAGE
 from ...encoding.keys import is_prime
 from ...errors import DirectoryError, ForeignDatabase, OlderFormat, SettingError, file_error
 from ...settings.definitions import DEFAULT_SETTINGS, HANDLE_ONLY, MAX_SHARDS, checked_all
@@ -217,7 +217,7 @@ def settings_of_new(given: Mapping[str, Any], shards: int) -> dict[str, Any]:
     """Return the settings of a new database: the write buffer is as large as the size limit can use, unless given."""
     settings = {**DEFAULT_SETTINGS, **given}
     if "write_buffer" not in given and evicts(settings):
-        useful = settings["size_limit"] // shards // BUFFER_PART
+        useful = settings["size_limit"] // shards // BUFFER_PART // PAGE * PAGE
         settings["write_buffer"] = min(settings["write_buffer"], max(useful, LEAST_CAPACITY))
     return settings
 
