@@ -94,10 +94,3 @@ def test_control_files_take_no_more_than_a_quarter_of_a_limit_that_was_lowered(t
             cache[number] = bytes(1_000)
         assert len(cache) * 1_000 > 0.45 * MEBIBYTE
         assert cache.volume() <= 1.01 * MEBIBYTE
-
-
-def test_the_journal_is_no_longer_than_a_small_limit_allows(tmp_path: Path) -> None:
-    with Cache(tmp_path, size_limit=4 * MEBIBYTE, durability="process") as cache:
-        for number in range(20_000):
-            cache[number] = bytes(1_000)
-        assert (tmp_path / "cache.db-wal").stat().st_size < 6 * MEBIBYTE

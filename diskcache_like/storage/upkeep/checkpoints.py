@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Generator
 
 from ...coherence.contexts import context
-from ...coherence.generations import MAX_WORD, Header
+from ...coherence.generations import Header
 from ...errors import DiskFull
 from ...system.paths import left_on_disk
 from ...system.signals import reraise_signal
@@ -20,7 +20,6 @@ from ..sqlite.connection import FAILURES, FRAME, FULL, NORMAL, PAGE_SIZE, synchr
 
 CHECKPOINT_BYTES = 16 << 20  # of WAL between checkpoints; 20 % faster sets than with 1,000 pages
 LOOK_BITS = 16  # after so many bytes, 64 KiB, a write looks whether the directory is still there
-LEAST_WAL = 4 << 20  # the same where the size limit is no more than that: 1,000 pages, as SQLite has it by itself
 LEAST_BYTES = 128 << 10  # the same on a disk that is nearly full
 MOST_GROWTH = 16 * 16
 WAL_LIMIT = (64 << 20) // PAGE_SIZE  # frames beyond which a checkpoint also truncates
@@ -72,8 +71,7 @@ class Checkpointer:
         are written into that length.
         """
         left = self.left_on_disk()
-        limit = self._shard.limit if self._shard.evicts else MAX_WORD
-        self.wal_bytes = max(LEAST_BYTES, min(max(limit, LEAST_WAL), left // (4 * self.shards)))
+        self.wal_bytes = max(LEAST_BYTES, left // (4 * self.shards))
         reserve = min(RESERVE, left // (RESERVE_PART * self.shards)) & -PAGE_SIZE
         if reserve:
             self._shard.lock.keep_disk_reserve(reserve)
