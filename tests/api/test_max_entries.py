@@ -11,6 +11,7 @@ import pytest
 
 from diskcache_like import AsyncCache, Cache, Deque, FanoutCache, SettingError
 from diskcache_like.coherence.generations import UNCOUNTED, Header
+from diskcache_like.errors import CacheError, CorruptDatabase, DiskFull, StorageError
 from diskcache_like.settings.policies import EVICTION_POLICY
 
 from ..support.cache_kinds import Opener, only
@@ -169,6 +170,23 @@ def test_counts_that_are_lost_are_made_anew(tmp_path: Path, words: dict[int, int
                     header(cache)[word] = value
             assert len(cache) <= 100
         assert len(cache) >= least(100)
+
+
+@pytest.mark.parametrize("kind", [CorruptDatabase, StorageError, DiskFull])
+def test_a_write_is_made_once_though_nothing_can_be_evicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: Callable[..., CacheError]
+) -> None:
+    def fail(*_: object) -> int:
+        raise kind("of no use", tmp_path)
+
+    with Cache(tmp_path, max_entries=3) as cache:
+        cache.set_many({"a": 1, "b": 2, "c": 3})
+        with monkeypatch.context() as patched:
+            patched.setattr(cache._shards.stores[0].evictor, "_evict", fail)
+            assert [cache.incr("d") for _ in range(3)] == [1, 2, 3]
+            assert len(cache) == 4
+        cache["e"] = 5
+        assert sorted(cache) == ["c", "d", "e"]
 
 
 def test_a_fanout_cache_divides_it_among_its_shards(tmp_path: Path) -> None:
