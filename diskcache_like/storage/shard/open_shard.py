@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ...coherence.byte_locks import ByteLocks
-from ...coherence.generations import MAX_WORD, GenerationFile, Header, Words, prime_below
+from ...coherence.generations import GenerationFile, Header, Words, prime_below
 from ...coherence.ring import Ring, Written, file_number
 from ...coherence.write_lock import WriteLock
 from ...crypto.keyring import Sealer
@@ -30,11 +30,12 @@ from ...settings.policies import policy_named
 from ...system.blocking import may_block
 from ...system.forks import process_token
 from ..opening import opener, replacement
-from ..opening.identity import BUFFER, GENERATIONS, LOCK, Config, cache_replaced, evicts, identity_of
+from ..opening.identity import BUFFER, GENERATIONS, LOCK, Config, cache_replaced, identity_of
 from ..opening.mutex import LockTaken, holding, under_mutex
 from ..sqlite.reader_pool import ReaderPool
 from . import forking
 from .forking import Resumable
+from .limits import Limits
 from .writer_connection import WriterConnection
 
 
@@ -58,7 +59,6 @@ Result = TypeVar("Result")
 NO_NUMBER = -1  # equal to no number of a write buffer
 NOT_OPEN = -1  # equal to no process token, and not to the 0 that a wiped page shows
 
-_COUNT, _TICK, _SINCE = Header.COUNT, Header.TICK, Header.SINCE
 SHARED_MEMORY = 32 << 10  # bytes of the -shm file, which SQLite makes for the first connection to a database
 
 
@@ -70,7 +70,7 @@ class Appender(NamedTuple):
     append: Callable[..., int]
 
 
-class OpenShard:
+class OpenShard(Limits):
     """Own what a process has open of one shard."""
 
     def __init__(self, directory: str, config: Config) -> None:
@@ -79,7 +79,6 @@ class OpenShard:
         self.settings: dict[str, Any] = {}
         self.identity: dict[str, Any] = {}
         self.policy = policy_named("none")
-        self.most = MAX_WORD  # entries that this handle allows; set by `set_most`
         self.slot_prime = 1
         self.disk: Disk  # set by the shard set once the settings are known, and the cache is seen to be the handle's
         self.connection = WriterConnection()
@@ -423,11 +422,6 @@ class OpenShard:
         """Tell whether this is a forked child that inherited what is open: none of it is its own."""
         return self.token != process_token()
 
-    @property
-    def limit(self) -> int:
-        """Return the bytes that this shard may use: its even part of `size_limit`."""
-        return int(self.settings["size_limit"]) // int(self.identity.get("shards", 1))
-
     def refuse_removed(self) -> None:
         """Raise DirectoryError if the directory was removed, or replaced by another one, while it is open.
 
@@ -444,38 +438,6 @@ class OpenShard:
         raise problem or DirectoryError(
             errno.ESTALE, "the directory was replaced while it was in use; open the cache again", self.directory
         )
-
-    @property
-    def evicts(self) -> bool:
-        """Tell whether this handle removes live entries for room at all."""
-        return evicts(self.settings)
-
-    @property
-    def control_bytes(self) -> int:
-        """Return the bytes of the generations and the ring that count as used.
-
-        That is a quarter of the limit at most: one that was lowered leaves room for entries. The disk reserve does not
-        count, as it is room that is kept free.
-        """
-        ring = self.ring
-        return min(self.generations.allocated + (ring.allocated if ring else 0), self.limit // 4)
-
-    def set_most(self) -> None:
-        """Take over how many entries this shard may have: its even part of `max_entries`, and one at least."""
-        given = self.settings["max_entries"]
-        limits = given is not None and self.evicts
-        self.most = max(int(given) // int(self.identity.get("shards", 1)), 1) if limits else MAX_WORD
-
-    def may_have_too_many(self, more: int = 0) -> bool:
-        """Tell whether there may be too many entries once `more` are written; a write may also be an overwrite."""
-        if self.most == MAX_WORD:
-            return False
-        header = self.header
-        return header[_COUNT] + (header[_TICK] - header[_SINCE] & MAX_WORD) + more > self.most
-
-    def limit_word(self) -> int:
-        """Return what this handle's marks in `Header.VOLUME_DUE` go by: see `Header.LIMIT`."""
-        return min(int(self.settings["size_limit"]), MAX_WORD) if self.evicts else MAX_WORD
 
     def buffered(self, home: int, stored_key: bytes) -> Written | None:
         """Return the newest write of a key if the write buffer has it; for a damaged one, a record that is damaged.
