@@ -18,7 +18,7 @@ from diskcache_like.storage import shards
 from ..support.tampering import plant
 
 VALUE = "v" * 1_000
-LIMIT = 2_700_000  # of which control files count for a quarter
+LIMIT = 2_666_667  # of which control files count for a quarter
 SETTINGS: dict[str, Any] = {"eviction_policy": "second-chance", "size_limit": LIMIT, "generation_slots": 1 << 16}
 
 
