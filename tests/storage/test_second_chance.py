@@ -14,11 +14,12 @@ from benchmarks.traces.policies import hit_ratio
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.coherence.generations import MAX_WORD, Header
 from diskcache_like.storage import shards
+from diskcache_like.storage.shard.limits import Limits
 
 from ..support.tampering import plant
 
 VALUE = "v" * 1_000
-LIMIT = 2_666_667  # of which control files count for a quarter
+LIMIT = 2_000_000
 SETTINGS: dict[str, Any] = {"eviction_policy": "second-chance", "size_limit": LIMIT, "generation_slots": 1 << 16}
 
 
@@ -26,6 +27,7 @@ SETTINGS: dict[str, Any] = {"eviction_policy": "second-chance", "size_limit": LI
 def _one_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the same keys share slots each time: a key may count as used because of another one in its slot."""
     monkeypatch.setattr(shards, "new_modulus", lambda: 787300256890745729)
+    monkeypatch.setattr(Limits, "control_bytes", 0)  # the limit is for entries alone
 
 
 def store(cache: Cache, keys: Iterable[object]) -> None:
