@@ -37,8 +37,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 FEW = 100  # items up to which `set_many` stores one by one: a transaction in each shard would take longer
-# Options of Django's own backends that limit the number of entries; here `size_limit` limits their bytes.
-ENTRY_LIMITS = frozenset({"MAX_ENTRIES", "CULL_FREQUENCY"})
+# Options of Django's own backends, and what they are called here.
+DJANGO_OPTIONS = {"MAX_ENTRIES": "max_entries", "CULL_FREQUENCY": None}
 
 
 class Shared:
@@ -197,7 +197,8 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         if directory == "":
             raise ImproperlyConfigured("LOCATION of DjangoCache is empty, expected a directory")
         given = params.get("OPTIONS", {})
-        options = {name: value for name, value in given.items() if name not in ENTRY_LIMITS}
+        named = {DJANGO_OPTIONS.get(name, name): value for name, value in given.items()}
+        options = {name: value for name, value in named.items() if name is not None}
         shards, timeout = params.get("SHARDS", 8), params.get("DATABASE_TIMEOUT", 0.010)
         self._made: tuple[Any, int, float, dict[str, Any]] = directory, shards, timeout, options
         self._shared = handles.get(self._KIND, *self._made)

@@ -29,6 +29,7 @@ FIELDS = ("key", "value", "expire_time", "tags")
 PACKED = "packed"  # the only field of an entry that JSON does not say exactly: its portable bytes, in base64
 CARRIED = (
     "size_limit",
+    "max_entries",
     "cull_limit",
     "eviction_policy",
     "statistics",

@@ -68,7 +68,7 @@ def stats(options: argparse.Namespace) -> int:
         uses = _uses(cache)
         hits, misses = uses if cache.reset("statistics") or any(uses) else (None, None)
         found: dict[str, Any] = {"entries": len(cache), "bytes": cache.volume()}
-        found |= {name: cache.reset(name) for name in ("size_limit", "eviction_policy")}
+        found |= {name: cache.reset(name) for name in ("size_limit", "max_entries", "eviction_policy")}
         found |= {"hits": hits, "misses": misses}
     servers = stats_in(options.directory)
     if options.json:
@@ -78,6 +78,8 @@ def stats(options: argparse.Namespace) -> int:
     if found["eviction_policy"] == "none":
         notes = {"size_limit": "  not in force: nothing is evicted"}
     for name, value in found.items():
+        if name == "max_entries" and value is None:
+            continue
         text = NOT_COUNTED if value is None else value if isinstance(value, str) else f"{value:>16,}"
         print(f"{name:<16}{text}{notes.get(name, '')}")
     for server in servers:

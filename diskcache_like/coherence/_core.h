@@ -49,12 +49,14 @@ enum dl_header_word {
     DL_TICK = 16,
     DL_WRITTEN = 19,
     DL_VOLUME_DUE = 24,
+    DL_COUNT = 25,
     DL_SETTLED = 26,
     DL_CROSS_SHARD = 31,
     DL_WAKE = 32,
     DL_WAITERS = 33,
     DL_CLAIM = 34,
-    DL_LIMIT = 50
+    DL_LIMIT = 50,
+    DL_SINCE = 60
 };
 
 /* -- the ring -- */
@@ -160,6 +162,7 @@ typedef struct {
     uint64_t known_epoch, known_buffer, limit; /* of the handle */
     uint64_t tick_limit;
     uint64_t due_limit, bound, longest; /* bytes: written until upkeep, waiting in the ring, of a record */
+    uint64_t most; /* entries */
     dl_lock *lock;
 } dl_shard;
 

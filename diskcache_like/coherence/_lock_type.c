@@ -46,7 +46,7 @@ static PyObject *lock_attach(PyObject *self, PyObject *words)
     Lock *lock = (Lock *)self;
     State *state = PyType_GetModuleState(Py_TYPE(self));
     PyObject *before;
-    if (!PyObject_TypeCheck(words, state->words) || ((Words *)words)->length <= DL_LIMIT) {
+    if (!PyObject_TypeCheck(words, state->words) || ((Words *)words)->length <= DL_SINCE) {
         PyErr_SetString(PyExc_TypeError, "a lock is attached to the words of a header");
         return NULL;
     }

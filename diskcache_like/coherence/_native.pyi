@@ -18,6 +18,8 @@ WAKE: Final[int]
 WAITERS: Final[int]
 FAIRNESS_CLAIM: Final[int]
 LIMIT: Final[int]
+COUNT: Final[int]
+SINCE: Final[int]
 
 # Indices of words of a ring's first page, which ring.py explains.
 RESERVED: Final[int]
@@ -177,6 +179,7 @@ class Shard:
         due_limit: int,
         bound: int,
         longest: int,
+        most: int,
         /,
     ) -> Shard: ...
     def append(

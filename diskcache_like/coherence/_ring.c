@@ -311,6 +311,14 @@ enum dl_found dl_find(const dl_ring *ring, uint64_t home, const char *key, size_
 
 /* -- an append that takes the write lock itself -- */
 
+/* Tell whether one more entry may be one too many: each write since everything was flushed may have added one. */
+static int may_be_full(const dl_shard *shard, uint64_t tick)
+{
+    uint64_t count = dl_load(shard->header + DL_COUNT);
+    return shard->most != UINT64_MAX
+        && (count >= shard->most || tick - dl_load(shard->header + DL_SINCE) >= shard->most - count);
+}
+
 /* Tell whether nothing but the append is due: what else may be, Python does. */
 static int is_alone(const dl_shard *shard, uint64_t tick, uint64_t expected, const uint64_t *slot)
 {
@@ -322,7 +330,7 @@ static int is_alone(const dl_shard *shard, uint64_t tick, uint64_t expected, con
         && (!expected || expected == (expected & 1 ? 2 * tick + 3 : dl_load(slot)))
         && written <= due && due - written <= shard->due_limit && dl_is_sound(shard->ring)
         && dl_load(words + DL_FLOOR) < dl_load(words + DL_HEAD)
-        && dl_load(words + DL_HEAD) - dl_load(words + DL_FLUSHED) <= shard->bound;
+        && dl_load(words + DL_HEAD) - dl_load(words + DL_FLUSHED) <= shard->bound && !may_be_full(shard, tick);
 }
 
 static uint64_t append_locked(const dl_shard *shard, dl_header *header, const char *body, uint64_t expected)

@@ -418,14 +418,14 @@ static PyObject *shard_new(PyTypeObject *type, PyObject *args, PyObject *named)
     Shard *self;
     Words *header, *slots;
     Ring *ring;
-    unsigned long long prime, limit, tick_limit, due_limit, bound, longest;
+    unsigned long long prime, limit, tick_limit, due_limit, bound, longest, most;
     Lock *lock;
     int index;
     (void)named;
-    if (!PyArg_ParseTuple(args, "O!O!O!KO!KKKKK", state->lock, &lock, state->words, &header, state->words, &slots, &prime,
-                          state->ring, &ring, &limit, &tick_limit, &due_limit, &bound, &longest))
+    if (!PyArg_ParseTuple(args, "O!O!O!KO!KKKKKK", state->lock, &lock, state->words, &header, state->words, &slots, &prime,
+                          state->ring, &ring, &limit, &tick_limit, &due_limit, &bound, &longest, &most))
         return NULL;
-    if (!prime || prime > (uint64_t)slots->length || header->length <= DL_LIMIT) {
+    if (!prime || prime > (uint64_t)slots->length || header->length <= DL_SINCE) {
         PyErr_SetString(PyExc_ValueError, "there are fewer words than the shard has");
         return NULL;
     }
@@ -449,6 +449,7 @@ static PyObject *shard_new(PyTypeObject *type, PyObject *args, PyObject *named)
         .due_limit = due_limit,
         .bound = bound,
         .longest = longest,
+        .most = most,
         .lock = &lock->lock,
     };
     return (PyObject *)self;

@@ -112,7 +112,7 @@ class Header:
     UNSETTLED: Final = 17  # not 0 between begin_all and settle_all: a new holder that sees it knows that the last died
     NEXT_EXPIRE: Final = 18  # time before which writes remove neither entries nor files; too early costs a useless look
     WRITTEN: Final = _native.WRITTEN  # bytes written into the WAL, an estimate that only grows
-    COUNT: Final = 25  # entries in the database, or UNCOUNTED
+    COUNT: Final = _native.COUNT  # entries in the database, or UNCOUNTED
     # TICK as the last holder left it; if TICK differs, the holder was killed or interrupted, and COUNT may be wrong.
     SETTLED: Final = _native.SETTLED
     GROWTH: Final = 29  # sixteenths of a byte by which the WAL grew per byte of WRITTEN, when last measured; 0: not yet
@@ -151,6 +151,10 @@ class Header:
     # limit looks at the volume at once: the mark may be further ahead than its own limit allows. One with a higher
     # limit keeps to the mark, so that two handles that take turns look no more often than each would alone.
     LIMIT: Final = _native.LIMIT
+
+    # TICK when nothing waited in the write buffer, 0 if not known. Each write since may have added an entry to COUNT,
+    # so that the two bound the number of entries. Write lock.
+    SINCE: Final = _native.SINCE
 
     # The number of the newest row when the cache was full for the first time; and how many rows behind it were never
     # moved, an estimate (storage/upkeep/victims.py). Write lock.

@@ -119,6 +119,11 @@ class Ring:
         self.slots = slots
         self.file = file
 
+    @property
+    def allocated(self) -> int:
+        """Return the bytes that the file takes."""
+        return PAGE + self.capacity + 8 * self.slots
+
     @classmethod
     def open(cls, path: str, slots: int, capacity: int, shared: bool = False, may_grow: bool = True) -> Ring | None:
         """Map the file, made or made longer if need be; return None where there is no room for that.

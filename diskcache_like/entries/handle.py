@@ -17,10 +17,9 @@ from ..encoding.classes import registry_of
 from ..encoding.pickling import resolve_pickle_policy
 from ..errors import DiskCacheDirectory, SecretError, SettingError
 from ..settings.definitions import DEFAULT_SETTINGS
-from ..settings.policies import policy_named
 from ..storage.opening.directory import ensure_directory
 from ..storage.opening.file_system import check_file_system
-from ..storage.opening.identity import IDENTITY_DEFAULTS, Config
+from ..storage.opening.identity import IDENTITY_DEFAULTS, Config, evicts
 from ..storage.shards import ShardSet
 from ..storage.store import Store
 from . import encryption
@@ -214,5 +213,4 @@ class Handle:
         elif name.startswith("disk_"):
             for store in stores:
                 setattr(store.disk, name[5:], value)
-        evicts = policy_named(self.settings["eviction_policy"]).evicts and self.settings["cull_limit"] > 0
-        self.value_limit = stores[0].limit if evicts else math.inf  # bytes that one value may have
+        self.value_limit = stores[0].limit if evicts(self.settings) else math.inf  # bytes that one value may have

@@ -37,7 +37,7 @@ class Arguments(Settings, total=False):
     hot_encoded: bool
     strict: bool
     shared: bool
-    generation_slots: int
+    generation_slots: int | None
     serializer: str | None
     compressor: str | None
     allow: Iterable[type | str]
@@ -58,7 +58,7 @@ class Options:
     hot_encoded: bool = False
     strict: bool = False
     shared: bool = False
-    generation_slots: int = 1 << 16
+    generation_slots: int | None = None
     serializer: str | None = None
     compressor: str | None = None
     allow: Iterable[type | str] = ()
@@ -77,7 +77,7 @@ class Options:
         arguments = _without_unknown(arguments, names, lenient)
         options = cls(**{name: value for name, value in arguments.items() if name in names})
         slots = options.generation_slots
-        if type(slots) is not int or not MIN_SLOTS <= slots <= MAX_SLOTS or slots & (slots - 1):
+        if slots is not None and (type(slots) is not int or not MIN_SLOTS <= slots <= MAX_SLOTS or slots & (slots - 1)):
             wanted = f"a power of two from {MIN_SLOTS} to {MAX_SLOTS}"
             raise SettingError(f"generation_slots is {slots!r}, expected {wanted}")
         if not isinstance(options.key_context, str):

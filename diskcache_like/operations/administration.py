@@ -43,7 +43,7 @@ class Administration(Tagging, SettingsInForce):
         return self._remove_from_all(lambda store: store.remove_selected("expired", lambda: (moment,), wait))
 
     def cull(self, retry: bool = False) -> int:
-        """Remove expired entries, then live ones by policy until the size limit holds; return how many went.
+        """Remove expired entries, then live ones by policy until the limits hold; return how many went.
 
         Goes in batches; a Timeout carries the count so far.
         """
@@ -102,7 +102,7 @@ class Administration(Tagging, SettingsInForce):
         return hits, misses
 
     def volume(self) -> int:
-        """Return the bytes of what is stored: database pages that hold something, and value files.
+        """Return the bytes that the cache takes: database pages that hold something, value files, and control files.
 
         What is removed counts no longer at once, although its file stays for a second or two for those who read it. The
         size limit counts such files, and they are the first to go.

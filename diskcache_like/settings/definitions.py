@@ -33,6 +33,7 @@ class Settings(TypedDict, total=False):
     tag_index: int
     eviction_policy: str
     size_limit: float
+    max_entries: float | None
     cull_limit: float
     durability: str
     hot_size_limit: float
@@ -74,6 +75,10 @@ def _length(name: str, value: object) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 1 << 62):
         raise SettingError(f"{name} is {value!r}, expected None for no limit, or an integer from 0 to {1 << 62}")
     return value
+
+
+def _entries(name: str, value: object) -> int | None:
+    return None if value is None else _integer(1, 1 << 62)(name, value)
 
 
 def _level(name: str, value: object) -> int | None:
@@ -138,6 +143,7 @@ class SettingsInForce(Spelled):
     tag_index = Setting[int](_integer(0, 1), 0, "call create_tag_index() or drop_tag_index()")
     eviction_policy = Setting[str](lambda _, value: policy_named(value).name, "second-chance")
     size_limit = Setting[int](_integer(0, 1 << 62), 1 << 30)
+    max_entries = Setting[int | None](_entries, None)
     cull_limit = Setting[int](_integer(0, 1 << 31), 10)
     durability = Setting[str](_choice(*DURABILITY), "system")
     hot_size_limit = Setting[int](_integer(0, 1 << 50), 64 << 20)

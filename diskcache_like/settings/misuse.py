@@ -14,7 +14,8 @@ T = TypeVar("T")
 
 # What other caches call things, behind what is called so here.
 _ELSEWHERE: Final = {
-    "size_limit": "maxsize max_size maxbytes max_bytes max_entries size limit cachesize",
+    "size_limit": "max_size maxbytes max_bytes size limit cachesize",
+    "max_entries": "maxsize max_items maxitems maxlen max_len max_length capacity",
     "expire": "ttl timeout expiry expires expiration ex lifetime max_age seconds",
     "timeout": "wait lock_timeout busy_timeout",
     "eviction_policy": "policy eviction evict",

@@ -80,6 +80,7 @@ class ShardSettings:
             shard.policy = policy_named(value)
         elif name == "durability":
             shard.settings["sqlite_synchronous"] = DURABILITY[value]
+        shard.set_most()
         shard.appends = shard.ring is not None and appends(shard.settings)
         shard.appender = None  # how much may wait depends on the size limit; the next append makes another
 

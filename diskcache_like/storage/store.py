@@ -117,8 +117,8 @@ class Store:
 
     @property
     def limit(self) -> int:
-        """Return the bytes that this shard may use."""
-        return self.shard.limit
+        """Return the bytes that the entries of this shard may use."""
+        return self.shard.limit - self.shard.control_bytes
 
     def contended(self) -> bool:
         """Tell whether somebody had to wait for the write lock lately."""

@@ -50,7 +50,7 @@ LIMIT_PART: int = 200  # the ring may hold 1/200 of the size limit: what is writ
 
 _BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT_EXPIRE
 _TICK, _WRITTEN = Header.TICK, Header.WRITTEN
-_FILES, _SWEEP = Header.FILES, Header.SWEEP
+_FILES, _SWEEP, _SINCE = Header.FILES, Header.SWEEP, Header.SINCE
 
 
 class WriteBuffer:
@@ -170,6 +170,7 @@ class WriteBuffer:
                 CHECKPOINT_BYTES,
                 self._bound(ring),
                 self._longest(ring),
+                shard.most,
             )
             shard.appender = Appender(lock, ring, core.append)
 
@@ -210,6 +211,7 @@ class WriteBuffer:
                 self._shard.refuse_removed()
                 while ring.waiting():
                     self._flush(ring, BATCH)
+                self._shard.header[_SINCE] = self._shard.header[_TICK]
 
     def carriable(self) -> Carried | None:
         """Return what waits, and a new mark, if a transaction about to begin can take it along; else it is flushed."""

@@ -247,7 +247,7 @@ class Writer:
             try:
                 transactions.take(timeout)
                 stamp = step(True, arguments)
-                transactions.settle()
+                transactions.complete()
             finally:
                 end((self._shard,), token_word[0])
         except (CorruptDatabase, DiskFull) as error:

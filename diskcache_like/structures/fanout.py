@@ -41,7 +41,8 @@ class FanoutCache(Cache):
     whole cache, such as `clear`, `evict` or `flush`, wait without limit, and `peekitem`, `check` and `stats` raise
     Timeout. The number of shards stored in the directory wins over the argument. `size_limit` is for all shards
     together: each is sure of its even share, which no single value may exceed, and may use what the others leave free
-    until they need it. Opening waits up to a minute for other processes that are making the same cache.
+    until they need it. Of `max_entries` each may have its even part, and one at least. Opening waits up to a minute for
+    other processes that are making the same cache.
     """
 
     _OPENING = Opening(timeout=60.0)  # some milliseconds are not enough to make or repair shards

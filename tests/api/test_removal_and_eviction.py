@@ -270,8 +270,8 @@ def test_a_new_size_limit_holds_from_the_next_write_on(open_cache: Opener) -> No
 @pytest.fixture
 def crowd(open_cache: Opener, request: pytest.FixtureRequest) -> tuple[Cache, Cache]:
     """Return two handles on a cache of twenty values of 50 KB under the policy of the test, room for 40 or so."""
-    cache = open_cache(size_limit=2_000_000, eviction_policy=request.node.callspec.params["policy"])
-    other = open_cache(eviction_policy=request.node.callspec.params["policy"], size_limit=2_000_000)
+    cache = open_cache(size_limit=2_250_000, eviction_policy=request.node.callspec.params["policy"])
+    other = open_cache(eviction_policy=request.node.callspec.params["policy"], size_limit=2_250_000)
     for number in range(20):
         cache[f"key {number}"] = BIG
     return cache, other
@@ -400,8 +400,9 @@ def test_no_value_file_outlives_its_entry(cache: Cache, clock: Clock, remove: st
 @few
 @pytest.mark.parametrize("remove", ["del", "pop", "delete", "overwrite", "evict", "clear"])
 def test_the_volume_falls_as_soon_as_something_is_removed(cache: Cache, remove: str) -> None:
+    empty = cache.volume()
     cache.set_many({number: bytes(200_000) for number in range(40)}, tag="tag")
-    assert cache.volume() > 8_000_000
+    assert cache.volume() >= empty + 8_000_000
     for number in range(30) if remove not in ("evict", "clear") else ():
         match remove:
             case "del":
@@ -416,12 +417,12 @@ def test_the_volume_falls_as_soon_as_something_is_removed(cache: Cache, remove: 
         cache.evict("tag")
     elif remove == "clear":
         cache.clear()
-    assert cache.volume() < 10 * 200_000 + 1_000_000
+    assert cache.volume() < empty + 10 * 200_000 + 1_000_000
 
 
 @one
 def test_of_entries_that_are_used_equally_often_the_oldest_go(open_cache: Opener) -> None:
-    cache = open_cache(eviction_policy="least-frequently-used", size_limit=2_000_000)
+    cache = open_cache(eviction_policy="least-frequently-used", size_limit=2_250_000)
     for number in range(60):
         cache[number] = number.to_bytes(1, "big") * 30_000
     for number in (0, 3, 5):

@@ -234,7 +234,7 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_all_names(
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("maxsize", ": did you mean 'size_limit'?"),
+        ("maxsize", ": did you mean 'max_entries'?"),
         ("max_size", ": did you mean 'size_limit'?"),
         ("policy", ": did you mean 'eviction_policy'?"),
         ("path", ": did you mean 'directory'?"),

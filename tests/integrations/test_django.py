@@ -119,10 +119,13 @@ def test_no_location_is_refused() -> None:
         DjangoCache("", {})
 
 
-def test_limits_on_entries_are_ignored_and_unknown_options_refused(make: Maker) -> None:
-    cache = make(options={"MAX_ENTRIES": 1, "CULL_FREQUENCY": 2})
-    assert cache.set_many({"a": 1, "b": 2}) == []
-    assert cache.get_many(["a", "b"]) == {"a": 1, "b": 2}
+def test_a_limit_on_entries_holds_and_unknown_options_are_refused(make: Maker) -> None:
+    cache = make(options={"MAX_ENTRIES": 80, "CULL_FREQUENCY": 2})
+    assert cache.max_entries == 80
+    for number in range(200):
+        cache.set(f"key-{number}", number)
+        assert len(cache._cache) <= 80
+    assert cache.get("key-199") == 199
     with pytest.raises(SettingError, match="size_limt"):
         make(options={"size_limt": 1})
 

@@ -17,6 +17,7 @@ from diskcache_like import Cache, FanoutCache
 from diskcache_like.coherence.generations import MAX_WORD, Header
 from diskcache_like.settings.policies import RECENCY
 from diskcache_like.storage import shards
+from diskcache_like.storage.shard.limits import Limits
 from diskcache_like.storage.upkeep.victims import Queued
 
 from ..support.tampering import plant
@@ -24,13 +25,14 @@ from ..support.tampering import plant
 VALUE = "v" * 1_000
 LIMIT = 2_000_000
 EVICTING = ["least-recently-stored", "least-recently-used", "least-frequently-used", "second-chance"]
-SETTINGS: dict[str, Any] = {"eviction_policy": "second-chance", "size_limit": LIMIT}
+SETTINGS: dict[str, Any] = {"eviction_policy": "second-chance", "size_limit": LIMIT, "generation_slots": 1 << 16}
 
 
 @pytest.fixture(autouse=True)
 def _one_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the same keys share slots each time: a key may count as used because of another one in its slot."""
     monkeypatch.setattr(shards, "new_modulus", lambda: 787300256890745729)
+    monkeypatch.setattr(Limits, "control_bytes", 0)  # the limit is for entries alone
 
 
 def store(cache: Cache, keys: Iterable[object]) -> None:

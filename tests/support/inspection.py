@@ -50,8 +50,8 @@ def problems(cache: Cache, fix: bool = False) -> list[str]:
 
 
 def bytes_on_disk(cache: Cache) -> int:
-    """Return the size of the databases and value files, not of what belongs to the processes that use them."""
-    passing = ("-wal", "-shm", ".gen", ".buffer", ".lock")
+    """Return the bytes of everything but SQLite's journals, which come and go, and the disk reserve."""
+    passing = ("-wal", "-shm", ".lock")
     total = 0
     for name in paths.files_below(cache.directory):
         with contextlib.suppress(FileNotFoundError):

@@ -13,9 +13,12 @@ from hashlib import blake2b
 from typing import Any
 
 from ...coherence.control_files import check_control_file
+from ...coherence.generations import DEFAULT_SLOTS
+from ...coherence.ring import LEAST_CAPACITY, PAGE
 from ...encoding.keys import is_prime
 from ...errors import DirectoryError, ForeignDatabase, OlderFormat, SettingError, file_error
-from ...settings.definitions import HANDLE_ONLY, MAX_SHARDS, checked_all
+from ...settings.definitions import DEFAULT_SETTINGS, HANDLE_ONLY, MAX_SHARDS, checked_all
+from ...settings.policies import policy_named
 from ...system import paths
 from ..sqlite import schema
 from ..sqlite import statements as sql
@@ -52,6 +55,9 @@ COMMITTING, UNKNOWN_STATE = 1, 2
 BUFFER_MARK = "buffer.mark"  # up to where the database has what was written into the buffer
 LAST_TRANSACTION = "joint.mark"  # names the last cross-shard transaction that the shard has its part of
 TRANSACTION_SIZE = 16
+BUFFER_PART = 50  # of the size limit: 1/200 of it may wait, and a ring has four times the room
+SLOTS_PART = 128  # of the size limit: the generations of all slots take no more
+LEAST_SLOTS = 1 << 10
 MAX_EPOCH = 999_999_999  # databases are numbered with up to nine digits
 
 
@@ -63,7 +69,7 @@ class Config:
     identity: dict[str, Any]  # for a database that is made now
     timeout: float
     clock: Callable[[], float]
-    slots: int = 1 << 16
+    slots: int | None = None  # None: by the size limit
     recover: bool = True  # set a corrupt database aside and go on empty, instead of raising
     shared: bool = False  # files may belong to, and be written by, others
     claimed: Callable[[], None] = field(default=lambda: None)  # called under the lock before a database is made
@@ -200,6 +206,28 @@ def corrupt_if_damaged(connection: sqlite3.Connection, path: str) -> Iterator[No
 def first_transaction(identity: dict[str, Any]) -> dict[str, object]:
     """Return what a new database has beside its settings, so that no earlier redo log applies to it."""
     return {LAST_TRANSACTION: os.urandom(TRANSACTION_SIZE)} if identity.get("shards", 1) > 1 else {}
+
+
+def evicts(settings: Mapping[str, Any]) -> bool:
+    """Tell whether live entries are removed for room at all, so that the limits are in force."""
+    return policy_named(settings["eviction_policy"]).evicts and settings["cull_limit"] > 0
+
+
+def settings_of_new(given: Mapping[str, Any], shards: int) -> dict[str, Any]:
+    """Return the settings of a new database: the write buffer is as large as the size limit can use, unless given."""
+    settings = {**DEFAULT_SETTINGS, **given}
+    if "write_buffer" not in given and evicts(settings):
+        useful = settings["size_limit"] // shards // BUFFER_PART // PAGE * PAGE
+        settings["write_buffer"] = min(settings["write_buffer"], max(useful, LEAST_CAPACITY))
+    return settings
+
+
+def slots_for(settings: Mapping[str, Any], shards: int) -> int:
+    """Return how many slots a new generation file gets, a power of two, so that they take little of the size limit."""
+    if not evicts(settings):
+        return DEFAULT_SLOTS
+    most = int(settings["size_limit"]) // shards // SLOTS_PART // 8
+    return 1 << max(LEAST_SLOTS, min(most, DEFAULT_SLOTS)).bit_length() - 1
 
 
 def storable(settings: dict[str, Any]) -> dict[str, Any]:

@@ -51,12 +51,15 @@ from .identity import (
     is_there,
     newest_epoch,
     read_settings,
+    settings_of_new,
+    slots_for,
     storable,
 )
 from .mutex import Holding
 from .replacement import replace_unreadable
 
 ROOM: int = 64 << 20  # bytes of free disk below which no write waits
+LEAST_RECORD = 16  # bytes of the ring for each of its slots; records are longer, so most slots are empty
 NO_RING = 1  # as the number of a write buffer: there is none
 BEGINNING = (1 << 64) - 1  # the number while one is being begun; no handle has it, so each looks again
 MAX_COUNTED = 1 << 62
@@ -189,7 +192,7 @@ def open_ring(directory: str, config: Config, holding: Holding, opened: Opened) 
     exists = bool(paths.mode_of(path, follow=False))
     if number == NO_RING or not (appends(settings) or number or exists):
         return None, number
-    slots, capacity = len(generations.slots), settings["write_buffer"] or LEAST_CAPACITY
+    slots, capacity = _ring_sizes(generations, settings)
     ring = Ring.open(path, slots, capacity, config.shared, may_grow=False) if exists else None
     if ring is not None and _is_believed(ring, number, opened):
         return ring, number
@@ -205,6 +208,12 @@ def open_ring(directory: str, config: Config, holding: Holding, opened: Opened) 
         if ring is None:
             header[Header.BUFFER] = NO_RING
         return ring, header[Header.BUFFER]
+
+
+def _ring_sizes(generations: GenerationFile, settings: dict[str, Any]) -> tuple[int, int]:
+    """Return the slots and the capacity of a new ring; more slots than records would be wasted."""
+    capacity = settings["write_buffer"] or LEAST_CAPACITY
+    return min(len(generations.slots), capacity // LEAST_RECORD), capacity
 
 
 def _is_believed(ring: Ring, number: int, opened: Opened) -> bool:
@@ -233,13 +242,14 @@ def _begun(ring: Ring, path: str, config: Config, opened: Opened) -> Ring | None
     header = generations.header
     mark = _stored_mark(opened)
     header[Header.BUFFER] = BEGINNING
+    header[Header.SINCE] = 0  # what is taken over was written before
     was_settled = header[Header.SETTLED] == header[Header.TICK]
     tick = generations.internal_tick()
     generations.begin_all(tick)  # what others keep hot may be from a ring that is gone
     begun: Ring | None = ring
     if not (ring.is_new() or ring.holds(mark)):
         # A handle whose database was removed goes on with the ring of that, under another lock.
-        slots, capacity = len(generations.slots), opened.settings["write_buffer"] or LEAST_CAPACITY
+        slots, capacity = _ring_sizes(generations, opened.settings)
         ring.close()
         with suppress(OSError):
             os.unlink(path)
@@ -289,11 +299,13 @@ def _made_or_repaired(directory: str, config: Config) -> GenerationFile:
     known = generations is not None and not is_there(path, config.shared)
     # Or it may be one that the database is ahead of: a power loss took it back, and the clock does not say more.
     lost = generations is None or generations.header[Header.TICK] + TAKEN_BACK > time.time_ns() // 1000
-    displaced, last = (1, 0) if known else _ensure_database(config, path, lost)  # opening replaces what is missing
+    settings = settings_of_new(config.given, config.identity.get("shards", 1))
+    # Where it is known, opening replaces what is missing.
+    displaced, last = (1, 0) if known else _ensure_database(config, path, settings, lost)
     if generations is None:
         generations = GenerationFile.create(
             os.path.join(directory, GENERATIONS),
-            config.slots,
+            config.slots or slots_for(settings, config.identity.get("shards", 1)),
             tick=max(last + 1, time.time_ns() // 1000),  # the clock may have been ahead once, or be behind now
             epoch=epoch,
             shared=config.shared,
@@ -302,15 +314,14 @@ def _made_or_repaired(directory: str, config: Config) -> GenerationFile:
     return generations
 
 
-def _ensure_database(config: Config, path: str, lost: bool) -> tuple[int, int]:
-    """Make the database if it is missing or empty.
+def _ensure_database(config: Config, path: str, settings: dict[str, Any], lost: bool) -> tuple[int, int]:
+    """Make the database if it is missing or empty; else `settings` become those that it has stored.
 
     Returns whether keys may live beside their home place and, if the count of writes is `lost`, the last write that
     left an entry: counting from before it would put what is written next in front of what is there.
     """
     if not is_there(path, config.shared):
         config.claimed()
-    settings = {**DEFAULT_SETTINGS, **config.given}
     try:
         connection = _connect_or_prepare(path, settings, config)
         try:
@@ -320,7 +331,8 @@ def _ensure_database(config: Config, path: str, lost: bool) -> tuple[int, int]:
                 )
             with corrupt_if_damaged(connection, path):
                 schema.verify(connection, path)
-                identity, _ = read_settings(connection, path)
+                identity, stored = read_settings(connection, path)
+            settings.update({**stored, **config.given})
             displaced = int(identity.get("displaced", 0))
             return displaced, walked(connection, path, sql.LAST_WRITE, (FARTHEST,))[0][0] if lost else 0
         finally:
@@ -361,7 +373,7 @@ def _renew(generations: GenerationFile, epoch: int, displaced: int, has_siblings
     header[Header.NEXT_EXPIRE] = header[Header.SWEEP] = 0  # the next write looks for the real ones
     if header[Header.BUFFER] == NO_RING:
         header[Header.BUFFER] = 0  # there may be room for one by now
-    header[Header.VOLUME_DUE] = header[Header.RESERVATION] = 0
+    header[Header.VOLUME_DUE] = header[Header.RESERVATION] = header[Header.SINCE] = 0
     header[Header.CHECKPOINTED] = header[Header.WRITTEN]
     header[Header.FILES] = 1
     header[Header.DISPLACED] = displaced

@@ -38,6 +38,7 @@ from .identity import (
     is_there,
     newest_epoch,
     read_settings,
+    settings_of_new,
     storable,
 )
 from .mutex import Holding
@@ -135,7 +136,7 @@ def make_next(directory: str, config: Config, generations: GenerationFile, probl
     if following > MAX_EPOCH:
         last = database_path(directory, MAX_EPOCH)
         raise StorageError(f"{last!r} leaves no number for the next database: remove that file")
-    settings = {**DEFAULT_SETTINGS, **wanted.settings}
+    settings = settings_of_new(wanted.settings, wanted.identity.get("shards", 1))
     mark = _mark_of_waiting(directory, config, header, wanted)
     content = {**storable(settings), **wanted.identity, **first_transaction(wanted.identity)}
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ...coherence.byte_locks import ByteLocks
-from ...coherence.generations import MAX_WORD, GenerationFile, Header, Words, prime_below
+from ...coherence.generations import GenerationFile, Header, Words, prime_below
 from ...coherence.ring import Ring, Written, file_number
 from ...coherence.write_lock import WriteLock
 from ...crypto.keyring import Sealer
@@ -35,6 +35,7 @@ from ..opening.mutex import LockTaken, holding, under_mutex
 from ..sqlite.reader_pool import ReaderPool
 from . import forking
 from .forking import Resumable
+from .limits import Limits
 from .writer_connection import WriterConnection
 
 
@@ -69,7 +70,7 @@ class Appender(NamedTuple):
     append: Callable[..., int]
 
 
-class OpenShard:
+class OpenShard(Limits):
     """Own what a process has open of one shard."""
 
     def __init__(self, directory: str, config: Config) -> None:
@@ -141,6 +142,7 @@ class OpenShard:
         self.generations, self.header, self.slots, self.marks = generations, header, slots, marks
         self.ring = ring
         self.policy = policy_named(self.settings["eviction_policy"])
+        self.set_most()
         self.pool = ReaderPool(self.path, self.settings, self.config.timeout, first_reader)
         self.connection.attach(self.path, self.settings, self.config.timeout, self.pool, self.lock)
         self.appends = self.ring is not None and opener.appends(self.settings)
@@ -419,11 +421,6 @@ class OpenShard:
         """Tell whether this is a forked child that inherited what is open: none of it is its own."""
         return self.token != process_token()
 
-    @property
-    def limit(self) -> int:
-        """Return the bytes that this shard may use: its even part of `size_limit`."""
-        return int(self.settings["size_limit"]) // int(self.identity.get("shards", 1))
-
     def refuse_removed(self) -> None:
         """Raise DirectoryError if the directory was removed, or replaced by another one, while it is open.
 
@@ -440,15 +437,6 @@ class OpenShard:
         raise problem or DirectoryError(
             errno.ESTALE, "the directory was replaced while it was in use; open the cache again", self.directory
         )
-
-    @property
-    def evicts(self) -> bool:
-        """Tell whether this handle removes live entries for room at all."""
-        return self.policy.evicts and self.settings["cull_limit"] > 0
-
-    def limit_word(self) -> int:
-        """Return what this handle's marks in `Header.VOLUME_DUE` go by: see `Header.LIMIT`."""
-        return min(int(self.settings["size_limit"]), MAX_WORD) if self.evicts else MAX_WORD
 
     def buffered(self, home: int, stored_key: bytes) -> Written | None:
         """Return the newest write of a key if the write buffer has it; for a damaged one, a record that is damaged.

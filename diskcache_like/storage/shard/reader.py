@@ -492,11 +492,11 @@ class Reader:
             return False  # the handle cannot follow to the next database, or cache, which has no row for it
 
     def volume(self, trash: bool = True) -> int:
-        """Return the bytes in use: database pages that hold something, value files, and files in the `trash`.
+        """Return the bytes in use: database pages that hold something, value and control files, and the `trash`.
 
         What waits in the write buffer is not among them, and no lock is taken.
         """
-        used, trashed = usage(self.select)
+        used, trashed = usage(self._shard, self.select)
         return used + trashed if trash else used
 
 
@@ -537,12 +537,12 @@ def own_or_other(rows: Sequence[Sequence[Any]], stored_key: bytes) -> tuple[byte
     return None, bool(rows)
 
 
-def usage(select: Callable[[str], list[Any]]) -> tuple[int, int]:
-    """Return the bytes in database pages and value files, and those in the trash, as `select` sees them."""
+def usage(shard: OpenShard, select: Callable[[str], list[Any]]) -> tuple[int, int]:
+    """Return the bytes in database pages, value and control files, and those in the trash, as `select` sees them."""
     ((pages,),) = select(sql.PAGE_COUNT)
     ((free,),) = select(sql.FREE_PAGES)
     ((file_bytes, trash),) = select(sql.FILE_TOTALS)
-    return (int(pages) - int(free)) * PAGE_SIZE + int(file_bytes), int(trash)
+    return (int(pages) - int(free)) * PAGE_SIZE + int(file_bytes) + shard.control_bytes, int(trash)
 
 
 def places_of(rows: Sequence[Sequence[Any]], path: str) -> list[int]:

@@ -22,6 +22,7 @@ from ...coherence.contexts import context, end
 from ...coherence.generations import MAX_WORD, NEVER, UNCOUNTED, Header
 from ...coherence.ring import Mark
 from ...errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, StorageError, TransactionError
+from ...system.blocking import may_block
 from ...system.forks import token_word
 from ...system.signals import suppress
 from ..sqlite.connection import FAILURES
@@ -65,6 +66,9 @@ class Upkeep(Protocol):
 
     def remove_expired_if_due(self) -> None:
         """Remove some expired entries; the lock was just taken for a write."""
+
+    def keep_to_number(self) -> None:
+        """Evict what is more than `max_entries` allows; the lock is held, and no transaction is open."""
 
     def before_transaction(self, carries: bool = True) -> Carried | None:
         """Do what cannot be done within a transaction; the lock is held, and one is about to begin.
@@ -154,6 +158,8 @@ class Transactions:
             or self.connection.cut_off is not None
         ):
             self._prepare(timeout, removes_expired)
+        if shard.may_have_too_many(1):
+            may_block()
 
     def acquire(self, timeout: float | None) -> bool:
         """Acquire the lock of an open shard; return False if another thread has closed the shard just now."""
@@ -211,6 +217,12 @@ class Transactions:
         header = self.shard.header
         header[_SETTLED] = header[_TICK]
 
+    def complete(self) -> None:
+        """Keep to the number of entries that is allowed, and say that all is complete; no transaction is open."""
+        if self.shard.may_have_too_many():
+            self.upkeep.keep_to_number()
+        self.settle()
+
     def released(self) -> None:
         """Do what was left for the moment after the release."""
         after_release = self.after_release  # once: another thread may have done it by now
@@ -251,7 +263,7 @@ class Transactions:
             if flushes:
                 self.upkeep.flush_buffer()
             yield True
-            self.settle()
+            self.complete()
         except FAILURES as error:
             self.connection.fail(error)
         finally:
@@ -429,7 +441,7 @@ class _Parts:
         for part, txn in self.txns:
             if txn.evicted:
                 part.upkeep.after_eviction()
-            part.settle()
+            part.complete()
 
     def roll_back(self, error: BaseException) -> None:
         """Take back what this error has ended."""

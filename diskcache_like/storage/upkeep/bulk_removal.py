@@ -107,7 +107,7 @@ class BulkRemoval:
             removed += len(places) - len(expired)
 
     def cull(self, timeout: float | None) -> int:
-        """Remove expired entries and, above the size limit, live ones; return how many went."""
+        """Remove expired entries and, above the limits, live ones; return how many went."""
         removed = 0
         for attempt in self._recovery.attempts():
             with attempt:
@@ -115,14 +115,15 @@ class BulkRemoval:
         return removed
 
     def _cull(self, timeout: float | None) -> int:
+        before = self._evictor.evicted
         removed = self._remove_selected(sql.SELECT_EXPIRED, lambda: (self._shard.now(),), timeout)
         try:
-            while self._shard.policy.evicts and (evicted := self._evict_excess(timeout)):
-                removed += evicted
+            while self._shard.policy.evicts and self._evict_excess(timeout):
+                pass
         except Exception as error:
-            error.count = removed  # type: ignore[attr-defined]
+            error.count = removed + self._evictor.evicted - before  # type: ignore[attr-defined]
             raise
-        return removed
+        return removed + self._evictor.evicted - before
 
     def _evict_excess(self, timeout: float | None) -> int:
         with self._transactions.locked(timeout) as locked:

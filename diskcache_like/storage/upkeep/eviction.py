@@ -1,16 +1,17 @@
-"""Eviction: live entries go when the size limit is reached.
+"""Eviction: live entries go when the size limit, or the number of entries that is allowed, is reached.
 
 Everything here runs under the shard's write lock unless it says otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from ...coherence.generations import MAX_WORD, Header
+from ...coherence.generations import MAX_WORD, NEVER, Header
 from ...errors import CacheError, DiskFull
 from ...settings.policies import RECENCY
 from ...system.signals import suppress
+from ..shard.reader import places_of
 from ..sqlite import statements as sql
 from ..sqlite.schema import MOVED_BACK
 from .checkpoints import CHECKPOINT_BYTES
@@ -22,9 +23,13 @@ SLICE: int = 320  # entries that one write evicts at the most; that takes one to
 MOST_SLACKS = 4  # by which a shard may exceed its part, and still evicts in slices: more was not written bit by bit
 AT_ONCE = -1  # instead of the bytes that may be written until the next look: the next write goes on
 
+# Where `max_entries` is nearly reached, so many go at once that not each of the next writes looks: half a percent, or a
+# few, but none of a few.
+PARTS, SPARE, SMALL_PARTS = 200, 16, 16
+
 
 class Evictor:
-    """Keep one shard within its part of the size limit."""
+    """Keep one shard within its part of the limits."""
 
     def __init__(self, remover: Remover, quota: Quota) -> None:
         self.remover = remover
@@ -35,6 +40,7 @@ class Evictor:
         self._trash = remover.recovery.trash
         self._checkpointer = remover.recovery.checkpointer
         self._victims = Victims(self._shard)
+        self.evicted = 0  # live entries, by this handle
         self.others: Sequence[Evictor] = ()  # of the other shards, set by the shard set once all are open
 
     def look_at_volume(self, incoming: int) -> None:
@@ -159,45 +165,67 @@ class Evictor:
 
     def make_room(self, target: int) -> int:
         """Remove expired entries, then live ones, until the volume is at most `target`; return the volume."""
-        remover, txn = self.remover, self._connection.txn
-        if txn is None:
+        if self._connection.txn is None:
             self._transactions.upkeep.flush_buffer()
             self._trash.empty()
-        volume = remover.live_volume()
+        self._remove(lambda: self.remover.entries_in(self.remover.live_volume() - target))
+        return self.remover.live_volume()
+
+    def keep_to_number(self) -> None:
+        """Remove expired entries, then live ones, if there are too many; nothing waits, and none is open.
+
+        Where there may be many, a part of them goes at once, so that the writes that follow need not look. The newest
+        stays, whatever its rank: it was just written.
+        """
+        shard, header = self._shard, self._shard.header
+        newest = places_of(self._connection.select(sql.IN_REVERSE, (-NEVER - 1, NEVER, 1)), shard.path)
+        spare = max(shard.most // PARTS, min(SPARE, shard.most // SMALL_PARTS))
+        if self.remover.known_count() > shard.most - spare // 2:
+            self._remove(lambda: self.remover.known_count() - shard.most + spare, newest)
+        header[Header.SINCE] = header[Header.TICK]
+
+    def _remove(self, excess: Callable[[], int], spared: Sequence[int] = ()) -> None:
+        """Remove expired entries, then live ones but for those `spared`, as long as so many are in excess."""
+        remover, txn = self.remover, self._connection.txn
         more_expired = True  # as far as is known
-        while volume > target:
+        while (wanted := excess()) > 0:
             places = remover.select(sql.SELECT_EXPIRED, (self._shard.now(),)) if more_expired else []
             more_expired = len(places) == BATCH
             if places:
                 remover.delete(places, locked=txn is None)
-            elif not self._evict(remover.entries_in(volume - target)):
+            elif not self._evict(wanted, spared):
                 break
             if txn is None:
                 self._trash.empty()
             else:
                 txn.evicted = True
-            volume = remover.live_volume()
-        return volume
 
     def evict_excess(self) -> int:
         """Remove a batch of live entries if there is too much; return how many."""
         volume = self.remover.live_volume()
-        excess = min(-self.quota.left(volume), volume - self._shard.limit)
-        evicted = self._evict(self.remover.entries_in(excess)) if excess > 0 else 0
+        too_large = self.remover.entries_in(min(-self.quota.left(volume), volume - self._shard.limit))
+        excess = max(too_large, self.remover.known_count() - self._shard.most)
+        evicted = self._evict(excess) if excess > 0 else 0
         if not evicted:
             self.give_up_reservation()
         return evicted
 
-    def _evict(self, wanted: int) -> int:
-        """Remove about as many entries as are `wanted`, but for half of all at the most; return how many."""
+    def _evict(self, wanted: int, spared: Sequence[int] = ()) -> int:
+        """Remove about as many entries as are `wanted`, but half of all at most, and none at `spared` places.
+
+        Returns how many.
+        """
         count, header = self.remover.known_count(), self._shard.header
         if not count:
             return 0
-        choice, unmoved = self._victims.choose(count, min(wanted, BATCH, max(count // 2, 1))), header[Header.UNMOVED]
+        wanted = min(wanted, BATCH, max(count // 2, 1))
+        choice, unmoved = self._victims.choose(count, wanted + len(spared)), header[Header.UNMOVED]
+        choice.evicted[:] = [row for row in choice.evicted if row.place not in spared][:wanted]
         if choice.evicted:
             evicted = self._carry_out(choice, [row.place for row in choice.evicted])
             self._victims.settle(choice, unmoved)
             header[Header.EVICTED] = header[Header.EVICTED] + evicted & MAX_WORD
+            self.evicted += evicted
         return len(choice.evicted)
 
     def _carry_out(self, choice: Choice, places: list[int]) -> int:

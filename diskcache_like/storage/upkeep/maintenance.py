@@ -6,8 +6,9 @@ from collections.abc import Callable
 from functools import partial
 
 from ...coherence.generations import MAX_WORD, NEVER, Header, microseconds
-from ...errors import CorruptDatabase, DiskFull
+from ...errors import CacheError, CorruptDatabase, DiskFull
 from ...system.blocking import may_block
+from ...system.signals import suppress
 from ..shard.ownership import Transaction
 from ..shard.transactions import Carried, Flushable
 from ..sqlite import statements as sql
@@ -146,6 +147,15 @@ class Maintenance:
         if len(places) < limit:
             next_expiry = max(next_expiry, microseconds(now + EXPIRY_PAUSE))
         header[Header.NEXT_EXPIRE] = min(next_expiry, next_sweep)
+
+    def keep_to_number(self) -> None:
+        """Evict what is more than `max_entries` allows; the lock is held, and no transaction is open.
+
+        The caller's write is done, and must not be made again because this fails: the next write tries it, and is told.
+        """
+        with suppress(CacheError):
+            self.flush_buffer()
+            self.evictor.keep_to_number()
 
     def before_transaction(self, carries: bool = True) -> Carried | None:
         """Do what cannot be done within a transaction; the lock is held, and one is about to begin.

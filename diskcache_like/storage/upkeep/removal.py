@@ -144,10 +144,13 @@ class Remover:
         return header[Header.COUNT]
 
     def entries_in(self, size: int) -> int:
-        """Return how many entries take about so many bytes, 1 at least."""
-        return max(size, 0) * self.known_count() // max(self.live_volume(), 1) + 1
+        """Return how many entries take about so many bytes; 0 for none."""
+        if size <= 0:
+            return 0
+        used = self.live_volume() - self._shard.control_bytes
+        return size * self.known_count() // max(used, 1) + 1
 
     def live_volume(self) -> int:
         """Return the bytes in use, seen through the writing connection."""
-        used, trash = usage(self._connection.select)
+        used, trash = usage(self._shard, self._connection.select)
         return used + (0 if self._connection.txn is not None else trash)
