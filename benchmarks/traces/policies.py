@@ -288,8 +288,6 @@ class SecondChance:
     stored in the main part. Of that part the oldest goes if it is unmarked, and else moves to the end.
     """
 
-    promoted = 0  # the mark of what moves from probation to the main part
-
     def __init__(self, size: int) -> None:
         self.size = self.free = size
         self.most = max(size // 10, min(500, size // 2))
@@ -328,7 +326,7 @@ class SecondChance:
             if number <= 0:
                 self.ghosts.remember(key, self.size)
                 return
-            self.main[key] = self.promoted
+            self.main[key] = 0
         self.evict_from_main()
 
     def evict_from_main(self) -> None:
@@ -337,40 +335,6 @@ class SecondChance:
             if not marked:
                 return
             self.main[key] = 0
-
-
-class SecondChanceInPlace(SecondChance):
-    """The same in one list in order of storing, in which nothing moves: what is newer than a boundary is probation.
-
-    The boundary passes the oldest of probation if it is marked, and leaves the mark. A key whose ghost was there is
-    stored at the end as any other, with a mark. In the main part goes the hand of SIEVE, which wraps around at the
-    boundary: `passed` has what is older than the hand, and `main` what lies between the hand and the boundary.
-    """
-
-    promoted = 1
-
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.passed = Queue()
-
-    def request(self, key: int) -> bool:
-        if key in self.passed:
-            self.passed[key] = 1
-            return True
-        return super().request(key)
-
-    def store(self, key: int, known: bool) -> None:
-        self.time += 1
-        self.probation[key] = 1 if known else -self.time
-
-    def evict_from_main(self) -> None:
-        while True:
-            if not self.main:
-                self.passed, self.main = self.main, self.passed
-            key, marked = self.main.popitem(last=False)
-            if not marked:
-                return
-            self.passed[key] = 0
 
 
 class Optimum:
@@ -414,7 +378,6 @@ POLICIES: dict[str, Callable[[int], Policy]] = {
     "ARC": Arc,
     "W-TinyLFU": WTinyLfu,
     "second chance": SecondChance,
-    "second chance, in place": SecondChanceInPlace,
 }
 OPTIMUM = "optimum"
 NAMES = (*POLICIES, OPTIMUM)

@@ -178,8 +178,8 @@ class WriteBuffer:
         return min(ring.capacity // FULL_PART, self._shard.limit // LIMIT_PART)
 
     def _longest(self, ring: Ring) -> int:
-        """Return the bytes that a record may have."""
-        return min(LONGEST, self._bound(ring))
+        """Return the bytes that a record may have: so few that what waits is never much more than its bound."""
+        return min(LONGEST, self._bound(ring), self._shard.limit // LIMIT_PART // 4)
 
     def _put_mark(self, ring: Ring) -> None:
         """Have the database say what the next record follows."""
@@ -299,8 +299,11 @@ class WriteBuffer:
 
         The appends that come next do the rest. The ring has room for more than what may wait.
         """
-        if is_due(self._shard, self._shard.header[_WRITTEN]):
+        header = self._shard.header
+        if is_due(self._shard, header[_WRITTEN]):
             may_block()
+            if header[_FILES]:  # of which some may be for the trash, once what waits is flushed
+                self.flush()
             self._maintenance.run(0)
         elif (waiting := ring.waiting()) > self._bound(ring):
             may_block()

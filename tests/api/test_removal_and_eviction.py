@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, DiskFull
+from diskcache_like.storage import shards
 from diskcache_like.storage.upkeep import bulk_removal, eviction
 from diskcache_like.storage.upkeep.removal import Remover
 from diskcache_like.storage.upkeep.trash import Trash
@@ -268,8 +269,12 @@ def test_a_new_size_limit_holds_from_the_next_write_on(open_cache: Opener) -> No
 
 
 @pytest.fixture
-def crowd(open_cache: Opener, request: pytest.FixtureRequest) -> tuple[Cache, Cache]:
-    """Return two handles on a cache of twenty values of 50 KB under the policy of the test, room for 40 or so."""
+def crowd(open_cache: Opener, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[Cache, Cache]:
+    """Return two handles on a cache of twenty values of 50 KB under the policy of the test, room for 40 or so.
+
+    The hash is always the same one, so that no two of these keys share a mark at random.
+    """
+    monkeypatch.setattr(shards, "new_modulus", lambda: 787300256890745729)
     cache = open_cache(size_limit=2_250_000, eviction_policy=request.node.callspec.params["policy"])
     other = open_cache(eviction_policy=request.node.callspec.params["policy"], size_limit=2_250_000)
     for number in range(20):

@@ -138,7 +138,7 @@ def test_sizes_are_written_as_msgpack_writes_them(size: int) -> None:
         Text("text"),
         OrderedDict(),
     ],
-    ids=repr,
+    ids=lambda part: type(part).__name__,
 )
 def test_a_part_that_is_not_plain_is_left_alone(part: Any) -> None:
     for value in (part, [1, part], {"key": part}, [{1: [part]}]):

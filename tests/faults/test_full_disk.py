@@ -159,7 +159,7 @@ def full_of(disk: Disk, size: int, **options: Any) -> Cache:
 REMOVALS: dict[str, Callable[[Cache], object]] = {
     "delete": lambda cache: [cache.delete(number) for number in range(10)],
     "del": lambda cache: [cache.__delitem__(number) for number in range(10)],  # type: ignore[func-returns-value]
-    "delete_many": lambda cache: cache.delete_many(range(10)),
+    "delete_many": lambda cache: cache.delete_many(range(20)),
     "clear": lambda cache: cache.clear(),
     "evict": lambda cache: cache.evict("tag"),
     "expire": lambda cache: cache.expire(1e12),
@@ -284,7 +284,7 @@ ALL_SIZES = (1_000, 3_000, 30_000, len(FILE))  # the last in files
 GENTLE: dict[str, Callable[[Cache], object]] = {
     **REMOVALS,
     "pop": lambda cache: [cache.pop(number) for number in range(10)],
-    "transact": lambda cache: in_one_transaction(cache, 10),
+    "transact": lambda cache: in_one_transaction(cache, 20),
 }
 
 

@@ -53,6 +53,7 @@ SIGNATURES_THAT_DIFFER = {
     ),
 }
 DEFAULTS_THAT_DIFFER = {
+    "eviction_policy": ("second-chance", "more hits in every Zipf run, and a scan pushes nothing popular out"),
     "sqlite_auto_vacuum": (2, "incremental: full makes deletes 2.7 times slower"),
     "sqlite_mmap_size": (0, "memory-mapped reads turn a passing I/O error into a signal and gained nothing"),
 }

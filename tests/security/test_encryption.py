@@ -609,7 +609,7 @@ GONE = (None, None, None)
 def test_a_record_moved_to_another_key_is_not_believed(sealed: Path) -> None:
     before, all_rows = seen(sealed), rows(sealed)
     for key, donor in (("one", "two"), ("dated", "later"), ("file one", "file two"), ("object one", "one")):
-        forge(sealed, key, v=all_rows[donor][14], file=all_rows[donor][10], size=all_rows[donor][9])
+        forge(sealed, key, v=all_rows[donor][12], file=all_rows[donor][8], size=all_rows[donor][7])
     after = seen(sealed)
     for key in ("one", "dated", "file one"):
         assert after[key] == GONE
@@ -632,9 +632,9 @@ def test_a_whole_row_moved_to_another_place_is_not_believed(sealed: Path) -> Non
 
 
 def test_items_of_a_queue_stay_in_their_place(sealed: Path) -> None:
-    items = [row for row in rows(sealed).values() if row[12] is not None]
+    items = [row for row in rows(sealed).values() if row[10] is not None]
     assert len(items) == 2
-    forge_numbers = [(items[1][13], items[0][0]), (items[0][13], items[1][0])]
+    forge_numbers = [(items[1][11], items[0][0]), (items[0][11], items[1][0])]
     plant(sealed, "UPDATE entry SET num = num + 100 WHERE queue IS NOT NULL")
     for number, h in forge_numbers:
         plant(sealed, "UPDATE entry SET num = ? WHERE h = ?", number, h)
@@ -645,7 +645,7 @@ def test_an_expiry_cannot_be_extended(tmp_path: Path) -> None:
     clock = Clock()
     with Cache(tmp_path, clock=clock, **SEALED) as cache:
         cache.set("dated", "value", expire=10)
-        older = rows_of(cache)["dated"][14]
+        older = rows_of(cache)["dated"][12]
         cache.touch("dated", 1)
     plant(tmp_path, "UPDATE entry SET expire = ?", clock.now + 1e6)
     clock.advance(5)
@@ -663,7 +663,7 @@ def rows_of(cache: Cache) -> dict[Any, tuple[Any, ...]]:
     """Return the rows of an open cache by key."""
     store = cache._shards.stores[0]
     found = store.select(f"SELECT {COLUMNS} FROM entry")
-    return {store.disk.user_key(row[1], row[11]): row for row in found}
+    return {store.disk.user_key(row[1], row[9]): row for row in found}
 
 
 def test_keys_that_share_a_place_are_kept_apart(tmp_path: Path) -> None:
@@ -682,8 +682,8 @@ def test_keys_that_share_a_place_are_kept_apart(tmp_path: Path) -> None:
 
 def test_tags_cannot_be_exchanged(sealed: Path) -> None:
     all_rows = rows(sealed)
-    assert all_rows["dated"][8] != all_rows["later"][8]
-    forge(sealed, "dated", tags=all_rows["later"][8])
+    assert all_rows["dated"][6] != all_rows["later"][6]
+    forge(sealed, "dated", tags=all_rows["later"][6])
     assert seen(sealed)["dated"][2] == "tag", "what is believed is the tag that was sealed"
     with Cache(sealed, secret=SECRET) as cache:
         assert len(cache.check()) == 1, "the column does not say what the record says"
@@ -694,7 +694,7 @@ def test_what_was_sealed_in_another_cache_is_not_believed(sealed: Path, tmp_path
         fill(cache)
     foreign = rows(tmp_path / "other")
     for key in ("one", "dated"):
-        forge(sealed, key, v=foreign[key][14])
+        forge(sealed, key, v=foreign[key][12])
     assert seen(sealed)["one"] == seen(sealed)["dated"] == GONE
 
 
@@ -723,7 +723,7 @@ def row_key(directory: Path, key: str) -> bytes:
 def test_value_files_cannot_be_exchanged(sealed: Path) -> None:
     with Cache(sealed, secret=SECRET) as cache:
         first, second = (
-            sealed / cache._shards.stores[0].disk.sealer.open(row[1], row[14]).file  # type: ignore[union-attr, operator]
+            sealed / cache._shards.stores[0].disk.sealer.open(row[1], row[12]).file  # type: ignore[union-attr, operator]
             for key, row in rows_of(cache).items()
             if str(key).startswith("file")
         )
@@ -760,7 +760,7 @@ def test_a_file_changed_while_it_is_read_is_noticed(tmp_path: Path) -> None:
 
 
 def test_check_finds_and_mends_with_the_secret(sealed: Path) -> None:
-    forge(sealed, "one", v=rows(sealed)["two"][14])
+    forge(sealed, "one", v=rows(sealed)["two"][12])
     value_files(sealed)[0].write_bytes(b"x" * 1000)
     with Cache(sealed, secret=SECRET) as cache:
         assert len(cache.check()) >= 2
@@ -776,7 +776,7 @@ def test_check_without_the_secret_says_what_it_cannot_see(
     told = capsys.readouterr().out
     assert "10 entries, 2 of them in value files" in told
     assert told.count("\n") == 1
-    forge(sealed, "one", v=rows(sealed)["two"][14])  # only the secret can tell
+    forge(sealed, "one", v=rows(sealed)["two"][12])  # only the secret can tell
     value_files(sealed)[0].write_bytes(b"x" * 1000)
     value_files(sealed)[1].unlink()
     assert main.main(["check", str(sealed)]) == 1
@@ -816,9 +816,9 @@ def test_a_data_key_is_followed_by_another_before_it_has_sealed_too_much(
                 cache[number] = number
         for number in range(100):
             cache.touch(number % 7, 1000)
-        epochs = {row[14][1:5] for row in rows_of(cache).values()}
+        epochs = {row[12][1:5] for row in rows_of(cache).values()}
         assert len(epochs) >= 4
-        most = max(sum(row[14][1:5] == epoch for row in rows_of(cache).values()) for epoch in epochs)
+        most = max(sum(row[12][1:5] == epoch for row in rows_of(cache).values()) for epoch in epochs)
         assert most <= 40 + 50, "a transaction keeps its key to its end"
         assert {number: other[number] for number in range(150)} == {number: number for number in range(150)}
         assert cache.check() == []

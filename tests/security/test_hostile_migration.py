@@ -259,7 +259,7 @@ def test_what_no_column_should_hold_is_listed(old: Path, new: Path, diskcache: M
     assert (summary.copied, len(summary.skipped)) == (1, len(planted))
     with Cache(new) as ours:
         assert list(ours) == [11]
-        assert (ours.reset("eviction_policy"), ours.reset("size_limit")) == ("least-recently-stored", 1 << 30)
+        assert (ours.reset("eviction_policy"), ours.reset("size_limit")) == ("second-chance", 1 << 30)
 
 
 def bytes_of(*parts: bytes | Callable[[], bytes]) -> bytes:

@@ -24,7 +24,9 @@ def sizes(cache: Cache) -> tuple[int, int]:
 
 def control_bytes(cache: Cache) -> int:
     return sum(
-        path.stat().st_size for path in Path(cache.directory).rglob("cache.*") if path.suffix in (".gen", ".buffer")
+        512 * path.stat().st_blocks
+        for path in Path(cache.directory).rglob("cache.*")
+        if path.suffix in (".gen", ".buffer")
     )
 
 

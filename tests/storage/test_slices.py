@@ -71,7 +71,7 @@ def test_in_a_full_cache_no_append_does_more_than_a_slice(
         cache[each] = bytes(size)
         assert sum(flushed) <= quota.FEW
         assert sum(removed) <= eviction.SLICE or size == 8000  # which many smaller ones make room for
-        assert not (flushed and removed)
+        assert not (flushed and removed) or size == 8000  # which do not wait
 
 
 @pytest.mark.parametrize("size", [50, 1000, 8000])

@@ -50,10 +50,11 @@ def problems(cache: Cache, fix: bool = False) -> list[str]:
 
 
 def bytes_on_disk(cache: Cache) -> int:
-    """Return the bytes of everything but SQLite's journals, which come and go, and the disk reserve."""
+    """Return the bytes on the disk of everything but SQLite's journals, which come and go, and the disk reserve."""
     passing = ("-wal", "-shm", ".lock")
     total = 0
     for name in paths.files_below(cache.directory):
         with contextlib.suppress(FileNotFoundError):
-            total += 0 if name.endswith(passing) else os.lstat(os.path.join(cache.directory, name)).st_size
+            status = os.lstat(os.path.join(cache.directory, name))
+            total += 0 if name.endswith(passing) else min(status.st_size, 512 * status.st_blocks)  # some are sparse
     return total

@@ -177,7 +177,7 @@ def test_expire_and_cull(shell: Shell, cache: Cache) -> None:
 
 def test_reset_shows_and_stores_settings(shell: Shell, cache: Cache) -> None:
     assert shell.run("reset", "cull_limit") == "10\n"
-    assert shell.run("reset", "eviction_policy") == "least-recently-stored\n"
+    assert shell.run("reset", "eviction_policy") == "second-chance\n"
     assert shell.json("reset", "cull_limit", 20) == [{"cull_limit": 20}]
     assert shell.json("reset", "eviction_policy", "none") == [{"eviction_policy": "none"}]
     assert shell.json("reset", "compress_level", "null") == [{"compress_level": None}]
@@ -192,7 +192,7 @@ def test_stats_says_whether_hits_are_counted_and_how_full_it_is(shell: Shell, ca
     cache.reset("size_limit", 4 * cache.volume())
     told = shell.json("stats")[0]
     assert (told["entries"], told["hits"], told["misses"]) == (4, None, None)
-    assert (told["size_limit"], told["eviction_policy"]) == (4 * told["bytes"], "least-recently-stored")
+    assert (told["size_limit"], told["eviction_policy"]) == (4 * told["bytes"], "second-chance")
     text = shell.run("stats")
     assert "not counted: `diskcache-like reset DIRECTORY statistics 1`" in text
     assert "25% of size_limit" in text

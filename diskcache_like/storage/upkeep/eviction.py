@@ -13,6 +13,7 @@ from ...settings.policies import RECENCY
 from ...system.signals import suppress
 from ..shard.reader import places_of
 from ..sqlite import statements as sql
+from ..sqlite.connection import PAGE_SIZE
 from ..sqlite.schema import MOVED_BACK
 from .checkpoints import CHECKPOINT_BYTES
 from .quota import FEW, RARE, Quota
@@ -117,7 +118,8 @@ class Evictor:
 
         Returns what it uses then and what is left for all.
         """
-        volume = self.make_room(max(0, max(target, least) - incoming)) + incoming
+        # A row, however short, may need a page of its own.
+        volume = self.make_room(max(0, max(target, least) - max(incoming, PAGE_SIZE))) + incoming
         return volume, self.quota.left(volume)
 
     def take_back(self, wanted: int) -> int:

@@ -18,7 +18,6 @@ from ...coherence.generations import Header
 from ...errors import CacheError
 from ..shard.open_shard import OpenShard
 from ..shard.reader import Reader
-from ..sqlite.connection import PAGE_SIZE
 
 MOST = 1 << 62
 SLACKS = 200  # parts of the limit; one of them, divided among the shards, is what a shard may always write unlooked at
@@ -41,8 +40,8 @@ class Quota:
 
     @property
     def slack(self) -> int:
-        """Return the bytes that a shard may write before it looks again, however little is left: a page at least."""
-        return max(self._whole // (SLACKS * self._parts), PAGE_SIZE)
+        """Return the bytes that a shard may write before it looks again, however little is left."""
+        return self._whole // (SLACKS * self._parts)
 
     @property
     def _whole(self) -> int:

@@ -118,7 +118,6 @@ def test_zstd_is_asked_for_where_it_is_missing(tmp_path: Path, monkeypatch: pyte
         ("second chance", 4, "abcdefgfhiefgef", ".......+...+..."),
         ("second chance", 4, "abcdeefghe", ".....+...."),  # a burst does not count
         ("second chance", 4, "abcdefeghe", "......+..+"),  # a use after half a queue's length does
-        ("second chance, in place", 4, "abcdefgfhiefgefjkf", ".......+...+.++..."),
     ],
 )
 def test_a_policy_does_what_was_worked_out_by_hand(name: str, size: int, asked: str, hits: str) -> None:
