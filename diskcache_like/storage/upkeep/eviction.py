@@ -163,7 +163,6 @@ class Evictor:
         """Remove expired entries, then live ones by rank, until the volume is at most `target`; return the volume."""
         remover, txn = self.remover, self._connection.txn
         if txn is None:
-            self._transactions.upkeep.flush_buffer()
             self._trash.empty()
         volume = remover.live_volume()
         more_expired = True  # as far as is known
