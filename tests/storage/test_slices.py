@@ -9,11 +9,13 @@ import pytest
 
 from diskcache_like import Cache
 from diskcache_like.coherence import _native
-from diskcache_like.coherence.generations import Header
+from diskcache_like.coherence.generations import NEVER, Header
 from diskcache_like.storage import write_buffer
 from diskcache_like.storage.upkeep import checkpoints, eviction, quota
 from diskcache_like.storage.upkeep.removal import Remover
 from diskcache_like.storage.write_buffer import WriteBuffer
+
+from ..support.cache_kinds import Clock
 
 LIMIT = 2 << 20
 VALUE = b"v" * 200
@@ -51,11 +53,11 @@ def removed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def fill(cache: Cache) -> int:
+def fill(cache: Cache, value: bytes = VALUE) -> int:
     """Set new keys until many have been evicted; return how many were set."""
     header, number = cache._shards.stores[0].shard.header, 0
     while header[Header.EVICTED] < 1000:
-        cache[number] = VALUE
+        cache[number] = value
         number += 1
     return number
 
@@ -91,14 +93,26 @@ def test_in_other_caches_an_append_flushes_a_longer_slice(tmp_path: Path, flushe
             flushed.clear()
 
 
-def test_what_is_evicted_beside_waiting_records_is_gone_at_once(cache: Cache) -> None:
-    number = fill(cache)
-    ring = cache._shards.stores[0].shard.ring
-    assert ring is not None
-    assert ring.waiting()
-    assert sum(each in cache for each in range(number)) == len(cache)
-    cache.flush()
-    assert sum(each in cache for each in range(number)) == len(cache)
+def test_no_round_of_eviction_is_longer_than_a_slice(
+    cache: Cache, removed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eviction, "SLICE", quota.RARE)
+    number = fill(cache, b"")  # half a percent of the limit is more entries than that
+    removed.clear()  # the first one had to make room for the index on ranks, too
+    for each in range(number, number + 2000):
+        cache[each] = b""
+    assert max(removed) == quota.RARE
+
+
+def test_what_is_evicted_beside_waiting_records_is_gone_at_once(tmp_path: Path) -> None:
+    with Cache(tmp_path, size_limit=LIMIT // 4, hot_size_limit=0) as cache:  # the ring has more entries than that
+        number = fill(cache)
+        ring = cache._shards.stores[0].shard.ring
+        assert ring is not None
+        assert ring.waiting()
+        assert sum(each in cache for each in range(number)) == len(cache)
+        cache.flush()
+        assert sum(each in cache for each in range(number)) == len(cache)
 
 
 def test_a_record_that_waits_outlives_the_eviction_of_the_row_before_it(cache: Cache, removed: list[int]) -> None:
@@ -122,12 +136,19 @@ def test_a_limit_that_was_lowered_holds_from_the_next_append_on(cache: Cache) ->
     assert cache["key"] == VALUE
 
 
-def test_expired_entries_go_before_others(cache: Cache) -> None:
-    cache.reset("cull_limit", 1)  # or writes would remove them all
-    for number in range(500):
-        cache.set(-number - 1, VALUE, expire=0.001)
-    fill(cache)
-    assert not any(-number - 1 in cache for number in range(500))
+def test_expired_entries_go_before_others(tmp_path: Path, clock: Clock) -> None:
+    with Cache(tmp_path, size_limit=LIMIT, clock=clock) as cache:
+        header = cache._shards.stores[0].shard.header
+        for number in range(1500):
+            cache.set(-number - 1, VALUE, expire=1)
+        clock.advance(2)
+        for number in range(5500):
+            header[Header.NEXT_EXPIRE] = NEVER  # or each write would remove some
+            cache[number] = VALUE
+        cache.flush()
+        rows = len(cache)
+        assert header[Header.EVICTED] == 0
+        assert 5500 <= rows < 7000
 
 
 @pytest.mark.parametrize(("durability", "is_asked"), [("system", True), ("process", False)])

@@ -168,7 +168,6 @@ class Evictor:
     def make_room(self, target: int) -> int:
         """Remove expired entries, then live ones, until the volume is at most `target`; return the volume."""
         if self._connection.txn is None:
-            self._transactions.upkeep.flush_buffer()
             self._trash.empty()
         self._remove(lambda: self.remover.entries_in(self.remover.live_volume() - target))
         return self.remover.live_volume()

@@ -21,7 +21,7 @@ from ..shard.reader import Reader
 
 MOST = 1 << 62
 SLACKS = 200  # parts of the limit; one of them, divided among the shards, is what a shard may always write unlooked at
-FEW: int = 24  # entries that one write flushes, or evicts, where many writes have to: none of them takes long
+FEW: int = 48  # entries that one write flushes, or evicts, where many writes have to: none of them takes long
 RARE: int = 100  # entries, from which on a round of them comes to less than one in a hundred writes
 _RESERVATION = Header.RESERVATION
 

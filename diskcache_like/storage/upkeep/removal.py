@@ -37,7 +37,7 @@ class Remover:
         """
         self.recovery.trash.expect()
         with self._invalidation.commit_many(places, autocommit=False):
-            removed = self._connection.execute(sql.DELETE_PLACES, (str(list(places)),)).rowcount
+            removed = self._connection.execute_many(sql.DELETE_H, [(place,) for place in places]).rowcount
             if places and not removed:
                 path = self._shard.path
                 raise corrupt(f"{path!r}: rows that are found cannot be deleted", path)
