@@ -14,10 +14,12 @@ import pytest
 
 from benchmarks.traces.policies import hit_ratio
 from diskcache_like import Cache, FanoutCache
-from diskcache_like.coherence.generations import MAX_WORD, Header
+from diskcache_like.coherence.generations import FARTHEST, MAX_WORD, Header
 from diskcache_like.settings.policies import RECENCY
 from diskcache_like.storage import shards
 from diskcache_like.storage.shard.limits import Limits
+from diskcache_like.storage.sqlite import statements as sql
+from diskcache_like.storage.sqlite.schema import MOVED_BACK
 from diskcache_like.storage.upkeep.victims import Queued
 
 from ..support.tampering import plant
@@ -221,6 +223,34 @@ def test_rows_with_planted_numbers_are_evicted_like_others(tmp_path: Path) -> No
             store(cache, [number])
             cache.get(number - many * 3 // 8)
         assert cache.volume() <= 1.01 * LIMIT
+
+
+def test_numbers_that_are_taken_stop_no_eviction(tmp_path: Path) -> None:
+    """Damage, or a count of writes that went back, may have given them to other rows."""
+    with Cache(tmp_path, **{**SETTINGS, "eviction_policy": "least-recently-used"}) as cache:
+        many = fill(cache)
+        (store_,) = cache._shards.stores
+        for turn in range(5):
+            assert all(cache.get(("old", number)) for number in range(many - 300, many) if ("old", number) in cache)
+            tick = store_.shard.header[Header.TICK] - MOVED_BACK
+            numbers = store_.connection.select("SELECT id FROM entry ORDER BY id LIMIT 50")
+            with store_.transactions.locked(None), store_.transactions.batch():
+                moves = [(tick + 5 * place, number) for place, (number,) in enumerate(numbers)]
+                store_.connection.execute_many("UPDATE OR IGNORE entry SET id = ? WHERE id = ?", moves)
+            store(cache, [(turn, number) for number in range(200)])
+            assert cache.volume() <= 1.01 * LIMIT
+        assert cache.check() == []
+
+
+def test_a_lost_count_of_writes_goes_on_behind_what_was_moved(tmp_path: Path) -> None:
+    with Cache(tmp_path, **{**SETTINGS, "eviction_policy": "least-recently-used"}) as cache:
+        fill(cache)
+        for number in range(300):
+            store(cache, [number])
+            assert list(cache.get_many([("old", other) for other in range(0, 2_000, 3)])) is not None
+        (store_,) = cache._shards.stores
+        (last,) = store_.connection.select("SELECT max(id) FROM entry WHERE id < 0")[0]
+        assert store_.connection.select(sql.LAST_WRITE, (FARTHEST,)) >= [(last + MOVED_BACK,)]
 
 
 def test_a_cache_goes_on_from_another_policy_and_back(tmp_path: Path) -> None:

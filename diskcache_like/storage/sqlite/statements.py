@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .schema import each_name
+from .schema import MOVED_BACK, each_name
 
 # What reads all of a table or an index, or as much of it as does not fit a condition. If an index is missing that may
 # be what looks one row up, and if one is damaged what has a LIMIT.
@@ -82,8 +82,8 @@ PAGE_ROWS = """SELECT h, k, id, expire, fresh, tags, size, file, spelling, queue
     WHERE h > ? ORDER BY h LIMIT ?"""
 FIRST = _walk("SELECT h, k, spelling, v FROM entry ORDER BY id LIMIT ? OFFSET ?")
 LAST = _walk("SELECT h, k, spelling, v FROM entry ORDER BY id DESC LIMIT ? OFFSET ?")
-LAST_WRITE = _walk("""SELECT coalesce(max(max(version, id)), 0) FROM entry
-    WHERE typeof(version) = 'integer' AND max(version, id) <= ?""")
+LAST_WRITE = _walk(f"""SELECT coalesce(max(max(version, iif(id < 0, id + {MOVED_BACK}, id))), 0) FROM entry
+    WHERE typeof(version) = 'integer' AND max(version, iif(id < 0, id + {MOVED_BACK}, id)) <= ?""")  # noqa: S608 - made of constants
 QUEUE_FORWARD = _walk("""SELECT h, k, num, v FROM entry
     WHERE queue = ? AND num BETWEEN ? AND ? AND typeof(num) = 'integer' ORDER BY num LIMIT ? OFFSET ?""")
 QUEUE_BACKWARD = _walk(QUEUE_FORWARD.replace("ORDER BY num", "ORDER BY num DESC"))

@@ -6,9 +6,10 @@ Everything here runs under the shard's write lock unless it says otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from sqlite3 import IntegrityError
 
 from ...coherence.generations import MAX_WORD, NEVER, Header
-from ...errors import CacheError, DiskFull
+from ...errors import CacheError, DiskFull, StorageError
 from ...settings.policies import RECENCY
 from ...system.signals import suppress
 from ..shard.reader import places_of
@@ -232,8 +233,9 @@ class Evictor:
     def _carry_out(self, choice: Choice, places: list[int]) -> int:
         """Remove what goes, and move what stays; return how many went.
 
-        In the caller's transaction, and on a full disk, nothing is moved: it will be at the head of the queue again.
-        Who iterates counts on a number that was given before the last release of the lock to be in the database.
+        In the caller's transaction, on a full disk, and where damage has given another row a number that one would get,
+        nothing is moved: it will be at the head of the queue again. Who iterates counts on a number that was given
+        before the last release of the lock to be in the database.
         """
         if self._connection.txn is not None:
             return len(self.remover.delete(places, locked=False))
@@ -244,6 +246,8 @@ class Evictor:
                 self._connection.execute_many(sql.MOVE, moves)
                 self.remover.delete_in_transaction(places)
             return len(places)
-        except DiskFull as error:
+        except (DiskFull, StorageError) as error:
+            if isinstance(error, StorageError) and not isinstance(error.__cause__, IntegrityError):
+                raise
             self._connection.verify_open(error)
             return len(self.remover.delete(places, locked=True))
