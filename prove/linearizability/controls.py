@@ -198,9 +198,9 @@ def note_flushes_early(cache: Cache) -> None:
 
 
 def _gather_and_note(
-    gather: Callable[[Ring], tuple[dict[bytes | int, _native.Net], Mark | None]], ring: Ring
+    gather: Callable[..., tuple[dict[bytes | int, _native.Net], Mark | None]], ring: Ring, *most: int
 ) -> tuple[dict[bytes | int, _native.Net], Mark | None]:
-    net, mark = gather(ring)
+    net, mark = gather(ring, *most)
     if mark is not None:
         ring.flushed(mark)
         time.sleep(PAUSE)
