@@ -430,16 +430,15 @@ def _marks_for(index: int) -> int:
     return min(LEAST_MARKS << (index & 15), MOST_MARKS)
 
 
-# What MARKS stands for: the bits of `spread(home)` that are the index of an entry's mark, where bit 1 is 0, since two
+# What MARKS stands for: the bits of `mark_place` that are the index of an entry's mark, where bit 1 is 0, since two
 # marks lie beside a ghost; and how many bits of a tick a mark leaves out, so that 16 bits tell some 50 times as many
 # writes from each other as there are entries.
 MARKING: Final = tuple((_marks_for(index) - 1 >> 1 << 2 | 1, index) for index in range(16))
 
 
-def spread(home: int) -> int:
-    """Return 40 bits, and more, of which each depends on much of a key's hash, as similar keys have similar hashes."""
-    product = home * 0x9E3779B97F4A7C15  # as D. Knuth proposes; then the upper half tells what the lower does not
-    return (product ^ product >> 64) >> 24
+def mark_place(home: int, slot_prime: int) -> int:
+    """Return a number whose last bits, up to 21, differ for keys whose hashes are similar or share a slot."""
+    return home % slot_prime + slot_prime * (home >> 2 & 511)
 
 
 def _size_of(slots: int) -> int:

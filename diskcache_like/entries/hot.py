@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, Final
 
-from ..coherence.generations import MARKING, MOST_MARK, Header, Words, spread
+from ..coherence.generations import MARKING, MOST_MARK, Header, Words, mark_place
 from ..disk.payloads import How, Kept, fresh
 from ..encoding import keys
 from ..settings.policies import FREQUENCY, NO_MARKS, RECENCY, Policy
@@ -48,7 +48,7 @@ _NEGATIVE: Final = None, NEGATIVE_HIT
 #   value   the value itself if immutable, else its payload, or what keeps it (`disk.payloads.Kept`)
 #   decode  makes a fresh value of that for each hit; None for an immutable value
 #   visited the entry's only mutable part: a list of SIEVE's mark, 0 for not visited, and what its use mark's
-#           index is a part of (`spread`)
+#           index is a part of (`mark_place`)
 #   marks   the shard's use marks, and words of its header
 #   cost    bytes that the entry is charged with
 #   kind    type that the key of a hit has to have, `keys.COMPOUND` if its members count, too
@@ -120,11 +120,14 @@ class HotLayer:
     def hit(self, entry: HotEntry) -> Any:
         """Count a hit, or a miss, on a valid entry; return its value, NEGATIVE_HIT if it says that there is none."""
         _, _, _, _, value, decode, visited, (marks, header), _, _ = entry
-        visited[0] = 1
         if decode is NEGATIVE_HIT:
+            visited[0] = 1
             self.count_miss()
             return NEGATIVE_HIT
-        self.count_hit(marks, visited[1], header)
+        tick = header[_TICK] if self.tracks == RECENCY else 1
+        if visited[0] != tick or self.tracks > RECENCY:  # else the mark is the same until somebody writes
+            visited[0] = tick
+            self.count_hit(marks, visited[1], header)
         return value if decode is None else decode(value)
 
     def count_hit(self, marks: Words, place: int, header: Words) -> None:
@@ -147,7 +150,8 @@ class HotLayer:
         """Count a read of the database as a hit or a miss."""
         if found:
             shard = store.shard
-            self.count_hit(shard.marks, spread(home), shard.header)
+            place = mark_place(home, shard.slot_prime) if self._marks else 0
+            self.count_hit(shard.marks, place, shard.header)
         else:
             self.count_miss()
 
@@ -194,7 +198,8 @@ class HotLayer:
         if decode is fresh:
             value.admit = partial(_charge, self._me, key)
         marks = shard.marks, shard.header
-        self.put(key, (shard.slots, slot, stamp, expire, value, decode, [0, spread(home)], marks, cost, kind))
+        visited = [0, slot + shard.slot_prime * (home >> 2 & 511)]  # `mark_place`, without the call
+        self.put(key, (shard.slots, slot, stamp, expire, value, decode, visited, marks, cost, kind))
 
     def charge(self, key: Hashable, value: Kept, size: int, how: How) -> bool:
         """Charge an entry for a value that it keeps decoded from now on, once; return False if there is no room."""

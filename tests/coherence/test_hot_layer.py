@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from diskcache_like.coherence.generations import LEAST_MARKS, MARKING, Header, spread
+from diskcache_like.coherence.generations import LEAST_MARKS, MARKING, Header, mark_place
 from diskcache_like.disk.payloads import Kept, fresh
 from diskcache_like.encoding import keys
 from diskcache_like.encoding.copying import copier_of
@@ -219,7 +219,7 @@ def test_a_hit_leaves_what_the_policy_goes_by(
     bench.hot.count(counts)
     bench.keep("key", "value")
     assert bench.look("key") == "value"
-    index = spread(HASH) & MARKING[0][0]
+    index = mark_place(HASH, PRIME) & MARKING[0][0]
     assert bench.shard.marks == [noted if each == index else 0 for each in range(2 * LEAST_MARKS)]
     assert bench.counters == [counted, 0]
 

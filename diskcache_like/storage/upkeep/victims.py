@@ -29,7 +29,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Final, NamedTuple
 
-from ...coherence.generations import MARKING, MOST_MARK, NEVER, Header, spread
+from ...coherence.generations import MARKING, MOST_MARK, NEVER, Header, mark_place
 from ...settings.policies import FREQUENCY, NO_MARKS
 from ..shard.open_shard import OpenShard
 from ..shard.ownership import HOME
@@ -45,6 +45,7 @@ ALL = 100  # rows that are looked at in any case, if they were used
 FEW = 20  # rows that are read at once
 TURNS = 8  # after which a count is halved
 _HALF: Final = 0xFFFF  # of a ghost: a fingerprint, and when the entry was evicted
+_MIX: Final = 0x9E3779B97F4A7C15  # so that similar hashes have other fingerprints (D. Knuth)
 UNIT = 6  # bits of the number of evictions that a ghost leaves out
 _LOWEST: Final = -NEVER - 1
 
@@ -146,7 +147,8 @@ class Victims:
 
     def _mark_of(self, row: Queued) -> int:
         """Return the index of an entry's mark."""
-        return spread(row.place & HOME) & MARKING[self._shard.header[Header.MARKS] & 15][0]
+        place = mark_place(row.place & HOME, self._shard.slot_prime)
+        return place & MARKING[self._shard.header[Header.MARKS] & 15][0]
 
     def _last_use(self, row: Queued) -> int:
         """Return twice the time of the last use and one more; 0 if the mark tells of no use."""
@@ -180,7 +182,7 @@ class Victims:
         now, evicted = header[Header.TICK], header[Header.EVICTED] >> UNIT & _HALF
         recent = count + count // PART >> UNIT
         for row in islice(rows, max(LOOKS * wanted, ALL)):
-            ghosts, fingerprint = self._ghosts_of(row), spread(row.place & HOME) >> 24 & _HALF
+            ghosts, fingerprint = self._ghosts_of(row), (row.place & HOME) * _MIX >> 50 & _HALF
             came_back = any(ghost >> 16 == fingerprint and (evicted - ghost & _HALF) <= recent for ghost in ghosts)
             if came_back or self._use(row) >= row.since + now:
                 choice.moved.append(row)
