@@ -61,11 +61,11 @@ def allocate(descriptor: int, size: int) -> bool:
 
 
 def fill_holes(descriptor: int, size: int) -> None:
-    """Allocate the blocks of a copied file that has holes; where the file system cannot do that, the holes stay.
+    """Allocate the first bytes of a copied file if there are holes; where the file system cannot do that, they stay.
 
-    Nothing is rewritten, since others may be changing what is there.
+    Nothing is rewritten, since others may be changing what is there. Blocks behind these bytes say nothing about them.
     """
-    if os.fstat(descriptor).st_blocks * 512 < size:
+    if os.fstat(descriptor).st_blocks * 512 < size or os.lseek(descriptor, 0, os.SEEK_HOLE) < size:
         allocate(descriptor, size)
 
 

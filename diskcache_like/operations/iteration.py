@@ -29,6 +29,8 @@ class Iteration(Tagging):
     def __iter__(self) -> Iterator[Any]:
         """Yield the keys in order of insertion, also expired ones, but not those that are added meanwhile.
 
+        Where eviction moves entries meanwhile, they come last, and some that were added may come, too.
+
         Flushes the write buffer first if more than a little waits there. Raises Timeout if it cannot within `timeout`
         seconds or a minute, whichever is longer.
         """

@@ -356,6 +356,28 @@ def test_a_copy_with_holes_is_filled_when_opened(make: Make, reopen: Callable[[]
     assert path.read_bytes() == data
 
 
+def test_holes_are_filled_although_blocks_lie_behind_them(make: Make, reopen: Callable[[], bool], path: Path) -> None:
+    file = make(slots=2**12, tick=7)
+    file.grow_marks(2**17, are_times=True)
+    size, start = path.stat().st_size, file.allocated - 2**17
+    file.header[Header.MARKS] = 0
+    file.close()
+    data = path.read_bytes()
+    path.unlink()
+    path.touch(0o600)
+    with path.open("r+b") as copied:
+        copied.write(data[:PAGE])
+        copied.seek(2 * PAGE)
+        copied.write(data[2 * PAGE : 2 * PAGE + 8 * 2**12 - PAGE])
+        copied.seek(start)
+        copied.write(b"1" * 2**17)
+        copied.truncate(size)
+    before = path.stat().st_blocks
+    assert before * 512 < size - 2 * PAGE, "this file system has no holes"
+    assert reopen()
+    assert (path.stat().st_blocks - before) * 512 >= PAGE + 4 * LEAST_MARKS, "the page and the cells that were left out"
+
+
 def test_links_and_special_files_are_refused(path: Path) -> None:
     target = path.parent / "target"
     target.write_bytes(b"precious")

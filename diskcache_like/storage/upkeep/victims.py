@@ -40,7 +40,8 @@ from ..sqlite.schema import MOVED_BACK
 _BOUNDARY, _UNMOVED = Header.BOUNDARY, Header.UNMOVED
 PART = 10  # of the entries, one is on probation
 LEAST = 500  # entries on probation, or half of a small cache
-LOOKS = 16  # rows that are looked at, at most, for one that goes
+LOOKS = 4  # rows that are looked at, at most, for one that goes
+MOST = 1 << 14  # rows that are looked at on probation, whatever damage says of their number
 ALL = 100  # rows that are looked at in any case, if they were used
 FEW = 20  # rows that are read at once
 TURNS = 8  # after which a count is halved
@@ -82,7 +83,7 @@ class Victims:
         if self._shard.policy.tries:
             last = self._boundary()
             excess = self._shard.header[_UNMOVED] - max(count // PART, min(LEAST, count // 2))
-            new = islice(self._rows(last + 1, NEVER, wanted), min(max(excess, 0), count))
+            new = islice(self._rows(last + 1, NEVER, wanted), min(max(excess, 0), MOST))
             self._end_probation(new, count, wanted, choice)
         if len(choice.evicted) < wanted:
             queue = merge(self._rows(0, last, wanted), self._rows(_LOWEST, -1, wanted), key=attrgetter("since"))
@@ -128,9 +129,10 @@ class Victims:
         if self._shard.policy.marks != FREQUENCY:
             head = [(max(use, 2 * since), since, row) for use, since, row in head]
         head.sort()
-        choice.evicted.extend(row for _, _, row in head[: wanted - len(choice.evicted)])
+        gone = wanted - len(choice.evicted)
+        choice.evicted.extend(row for _, _, row in head[:gone])
         if not is_all:
-            choice.moved.extend(row for _, _, row in head if row not in choice.evicted and self._use(row))
+            choice.moved.extend(row for _, _, row in head[gone:] if self._use(row))
         if self._shard.policy.marks == FREQUENCY:
             self._keep_counts(choice)
 
