@@ -10,13 +10,14 @@ from array import array
 from collections.abc import Callable
 from typing import Any, Final
 
-from ..coherence.generations import HEADER_WORDS, LEAST_MARKS, Words
+from ..coherence.generations import HEADER_WORDS, LEAST_MARKS, Header, Words
 from ..entries.hot import HotLayer
 from .state import SLOTS, TierState, boot_seconds
 
 # Hits leave no marks for the database's eviction, since its keys are others: what they write goes nowhere.
 _MARKS: Final[Words] = memoryview(array("Q", bytes(8 * LEAST_MARKS * 2)))
-_HEADER: Final[Words] = memoryview(array("Q", bytes(8 * HEADER_WORDS)))  # a tick and a number of marks that stay
+# The tick stays, and is not 0, with which SIEVE's mark begins (entries/hot.py).
+_HEADER: Final[Words] = memoryview(array("Q", [int(word == Header.TICK) for word in range(HEADER_WORDS)]))
 
 
 class Place(int):

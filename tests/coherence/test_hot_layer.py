@@ -16,6 +16,7 @@ from diskcache_like.encoding.copying import copier_of
 from diskcache_like.entries.hot import NEGATIVE_HIT, HotLayer
 from diskcache_like.settings.policies import policy_named
 from diskcache_like.storage.interface import EntryStore
+from diskcache_like.tier.words import SharedWords
 
 PRIME = 7
 SLOT = 3
@@ -231,6 +232,15 @@ def test_a_probe_leaves_nothing(bench: Bench) -> None:
     entry = bench.hot.probe("key")
     assert entry is not None
     assert (entry[6][0], max(bench.shard.marks), bench.counters) == (0, 0, [0, 0])
+
+
+@pytest.mark.parametrize("policy", ["least-recently-stored", "least-recently-used", "second-chance"])
+def test_a_hit_on_what_a_server_has_keeps_it_in_memory_for_longer(bench: Bench, policy: str) -> None:
+    bench.shard.marks, bench.shard.header = SharedWords.marks, SharedWords.header
+    bench.hot.mark_for(policy_named(policy))
+    bench.keep("key", "value")
+    assert bench.look("key") == "value"
+    assert bench.hot.entries["key"][6][0] != 0
 
 
 def test_nothing_is_kept_without_a_limit() -> None:
