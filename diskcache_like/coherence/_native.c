@@ -1,8 +1,8 @@
 /* The core for Python: `Words`, `Lock`, `Context`, `Ring` and `Shard`; _native.pyi says what each call takes and returns.
 
-   Every call but the two `wait`, `write_back` and a rollback in `end` keeps the GIL, and takes a microsecond or two if
-   it reads no value. No call but `wait`
-   and `__exit__`, which resumes a generator, runs a signal handler. */
+   Every call but the two `wait`, `write_back` and a rollback in `end` keeps the GIL. A call takes a microsecond or two,
+   but for one that reads or writes a value. No call but `wait` and `__exit__`, which resumes a generator, runs a signal
+   handler. */
 
 #define _GNU_SOURCE /* sync_file_range */
 #include <fcntl.h>

@@ -61,7 +61,7 @@ def allocate(descriptor: int, size: int) -> bool:
 
 
 def fill_holes(descriptor: int, size: int) -> None:
-    """Allocate the first bytes of a copied file if there are holes; where the file system cannot do that, they stay.
+    """Allocate the first `size` bytes of a file if a copy left holes there; some file systems cannot do that.
 
     Nothing is rewritten, since others may be changing what is there. Blocks behind these bytes say nothing about them.
     """

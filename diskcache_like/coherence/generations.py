@@ -4,10 +4,10 @@ The file consists of 64-bit words in the machine's byte order (it never leaves t
 one generation per slot, then what eviction remembers. An odd generation means that a write to this slot may be
 committing; an even one means that the slot is settled.
 
-What eviction remembers are cells of a word each: two marks of 16 bits, what hits have left for the entries whose hashes
-lead there, and a ghost of 32 bits, which stands for an entry that was evicted. They are a sparse end of the file. As
-the cache gets more entries more cells are used, and are copies of those before them at first; their blocks are
-allocated before that. All of this may be lost or damaged: then other entries are evicted, and nothing else happens.
+What eviction remembers lies in cells of one word: two marks of 16 bits, which hits leave for the entries whose hashes
+lead there, and a ghost of 32 bits, which stands for an evicted entry. The cells are the sparse end of the file. As the
+number of entries grows, more cells are used; their blocks are allocated first, and they begin as copies of those before
+them. If any of this is lost or damaged, other entries are evicted, and nothing else happens.
 
 The mapping is MAP_SHARED, so a forked child sees the same memory. The child may go on reading it, and may write it
 under a write lock of its own.
@@ -54,8 +54,8 @@ _FORMAT: Final = 3
 _MAGIC: Final = int.from_bytes(b"dcl-gen\0", "big")
 _READY: Final = int.from_bytes(b"complete", "big")
 
-# No count of writes gets this far, so a larger tick comes from a damaged file. Twice a tick is a rank, and must stay
-# below 2**63.
+# No count of writes gets this far, so a larger tick comes from a damaged file. It is less than MOVED_BACK, so that the
+# number of a row that was moved is negative.
 TICK_LIMIT: Final = 2**62 - 1
 FARTHEST: Final = 2**53  # microseconds from 1970 to 2255: no clock was that far ahead, so an entry from then is damaged
 
@@ -156,12 +156,12 @@ class Header:
     # so that the two bound the number of entries. Write lock.
     SINCE: Final = _native.SINCE
 
-    # The number of the newest row when the cache was full for the first time; and how many rows behind it were never
-    # moved, an estimate (storage/upkeep/victims.py). Write lock.
+    # The number of the newest row when the cache was first full; and about how many rows behind it were never moved
+    # (storage/upkeep/victims.py). Write lock.
     BOUNDARY: Final = 51
     UNMOVED: Final = 52
     # Index into MARKING: how many marks are in use. Write lock; stored after the cells are there. Hits read it without
-    # the lock: a mark by an earlier number of marks is another entry's, or is overwritten.
+    # the lock. That suffices: with an earlier number of marks a hit marks another entry, and nothing else happens.
     MARKS: Final = 53
 
     # `create` stores this last: without it the file is incomplete. Write lock.
@@ -192,7 +192,7 @@ class GenerationFile:
         # Recency or frequency of use. Anyone writes them without a lock: a lost or late update makes an eviction
         # slightly worse, never a value wrong.
         self.marks = self._cells.cast("H")
-        # Which entries were evicted (storage/upkeep/victims.py), every second one is two marks. Write lock.
+        # Which entries were evicted (storage/upkeep/victims.py), at odd indices; at the others lie marks. Write lock.
         self.ghosts = self._cells.cast("I")
 
     @classmethod
@@ -285,14 +285,14 @@ class GenerationFile:
             header[Header.MARKS] = index + 1
 
     def _rescale(self, end: int, now: int) -> None:
-        """Let times leave out one bit more; `now` is the present one."""
+        """Let the times leave out one more bit; `now` is the present time, in the unit that they have so far."""
         for first in (0, 1):
             marks = self.marks[first:end:4]
             times = [now - (now - mark & MOST_MARK) if mark else 0 for mark in marks]
             marks[:] = array("H", [time >> 1 & MOST_MARK or 1 if time else 0 for time in times])
 
     def _allocate_marks(self, index: int) -> bool:
-        """Allocate the blocks of so many marks; return False if the file is another by now, or the disk has no room."""
+        """Allocate the blocks for this value of MARKS; return False if the file was replaced or the disk is full."""
         with suppress(OSError):
             descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
@@ -426,7 +426,7 @@ def microseconds(expire: float) -> int:
 
 
 def _marks_for(index: int) -> int:
-    """Return how many marks are in use; damage may have made the index any number."""
+    """Return how many marks are in use for a value of MARKS, which damage may have made any number."""
     return min(LEAST_MARKS << (index & 15), MOST_MARKS)
 
 
@@ -437,7 +437,7 @@ MARKING: Final = tuple((_marks_for(index) - 1 >> 1 << 2 | 1, index) for index in
 
 
 def mark_place(home: int, slot_prime: int) -> int:
-    """Return a number whose last bits, up to 21, differ for keys whose hashes are similar or share a slot."""
+    """Return a number whose last 21 bits differ for most keys, also for similar ones and those that share a slot."""
     return home % slot_prime + slot_prime * (home >> 2 & 511)
 
 
@@ -474,7 +474,7 @@ def _slots_for_repair(descriptor: int, size: int, wanted: int) -> int:
 
 
 def _taken(slots: int, marks: int) -> int:
-    """Return the bytes that a file with so many slots, and this number in MARKS, takes on the disk."""
+    """Return the bytes that a file with so many slots, and this value of MARKS, takes on the disk."""
     return PAGE + 8 * slots + 4 * _marks_for(marks)
 
 

@@ -47,8 +47,8 @@ _NEGATIVE: Final = None, NEGATIVE_HIT
 #   expire  seconds since 1970, or None
 #   value   the value itself if immutable, else its payload, or what keeps it (`disk.payloads.Kept`)
 #   decode  makes a fresh value of that for each hit; None for an immutable value
-#   visited the entry's only mutable part: a list of SIEVE's mark, 0 for not visited, and what its use mark's
-#           index is a part of (`mark_place`)
+#   visited the entry's only mutable part: a list of SIEVE's mark, 0 for not visited, and the place of the entry's mark
+#           for eviction (`mark_place`)
 #   marks   the shard's use marks, and words of its header
 #   cost    bytes that the entry is charged with
 #   kind    type that the key of a hit has to have, `keys.COMPOUND` if its members count, too

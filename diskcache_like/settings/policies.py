@@ -8,7 +8,7 @@ NO_MARKS, RECENCY, FREQUENCY = 0, 1, 3  # what a hit leaves: nothing, its time, 
 
 
 class Policy:
-    """Say what marks hits leave, and what they count for."""
+    """Say what marks hits leave, and which entries may go."""
 
     def __init__(self, name: str, marks: int = NO_MARKS, evicts: bool = True, tries: bool = False) -> None:
         self.name = name

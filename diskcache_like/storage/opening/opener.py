@@ -299,18 +299,19 @@ def _made_or_repaired(directory: str, config: Config) -> GenerationFile:
     known = generations is not None and not is_there(path, config.shared)
     # Or it may be one that the database is ahead of: a power loss took it back, and the clock does not say more.
     lost = generations is None or generations.header[Header.TICK] + TAKEN_BACK > time.time_ns() // 1000
-    settings = settings_of_new(config.given, config.identity.get("shards", 1))
+    shards = config.identity.get("shards", 1)
+    settings = settings_of_new(config.given, shards)
     # Where it is known, opening replaces what is missing.
     displaced, last = (1, 0) if known else _ensure_database(config, path, settings, lost)
     if generations is None:
         generations = GenerationFile.create(
             os.path.join(directory, GENERATIONS),
-            config.slots or slots_for(settings, config.identity.get("shards", 1)),
+            config.slots or slots_for(settings, shards),
             tick=max(last + 1, time.time_ns() // 1000),  # the clock may have been ahead once, or be behind now
             epoch=epoch,
             shared=config.shared,
         )
-    _renew(generations, epoch, displaced, config.identity.get("shards", 1) > 1, last)
+    _renew(generations, epoch, displaced, shards > 1, last)
     return generations
 
 

@@ -25,7 +25,7 @@ from ..sqlite.schema import MOVED_BACK
 from .open_shard import OpenShard
 
 PAGE_OF_ENTRIES = 512
-ROUNDS = 100  # in which who iterates looks for what was moved meanwhile; else it might run after it for ever
+ROUNDS = 100  # of looking for rows that were moved meanwhile, so that an iteration ends although others keep moving
 _LOWEST = -NEVER - 1
 WALKED = 1 << 14  # bytes that wait, and that somebody goes through instead of flushing them
 QUEUE_BOUND = 1 << 62  # of the numbers of a queue; what is beyond, or no number, was planted and is passed over
@@ -263,9 +263,9 @@ class Reader:
     def _pages_in_order(self, reverse: bool, last: int) -> Iterator[list[Any]]:
         """Yield the rows in the order of their numbers up to `last`, page by page, and each entry once.
 
-        Eviction may move rows meanwhile, to the end of those with negative numbers: one that was not seen yet is
-        looked for there when all others were read, and one that was is left out. Its number is higher than all that
-        were given before the last release of the lock.
+        Eviction may move rows meanwhile, behind all others with negative numbers. When everything was read, that end is
+        read again for rows that were moved before they were seen; one that was seen is left out there. What is moved
+        meanwhile gets a higher number than any that was given before the last release of the lock.
         """
         header = self._shard.present_header()
         before = header[Header.SETTLED] - MOVED_BACK
@@ -282,7 +282,7 @@ class Reader:
         moved, top = (_LOWEST, -1), _LOWEST
         for low, high in ((0, last), moved) if reverse else (moved, (0, last)):
             for rows in self._range_in_order(reverse, low, high):
-                top = max(top, *(row[1] for row in rows if row[1] < 0), _LOWEST)
+                top = max([top, *(row[1] for row in rows if row[1] < 0)])
                 yield unseen(rows)
         for _ in range(ROUNDS):
             reached = top

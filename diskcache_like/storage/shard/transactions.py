@@ -205,7 +205,6 @@ class Transactions:
             header[_SETTLED] = header[_TICK]
         txn = connection.cut_off
         if txn is not None:  # a signal handler ended it; another process may have mended the rest by now
-            connection.rolled_back()
             shard.generations.settle(txn.slots, shard.generations.internal_tick())
             connection.run_at_end()
             if not txn.decided:

@@ -162,7 +162,6 @@ class WriterConnection:
 
     def roll_back(self) -> None:
         """End SQLite's transaction, if there is one."""
-        self.rolled_back()
         raw = self.raw
         try:
             if raw is not None and raw.in_transaction:
@@ -171,9 +170,6 @@ class WriterConnection:
             self.forget()
             assert raw is not None
             raw.close()
-
-    def rolled_back(self) -> None:
-        """Forget what was known from within a transaction that is rolled back."""
 
     def run_at_end(self) -> None:
         """Do what was left for the end of the transaction."""

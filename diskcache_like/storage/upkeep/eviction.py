@@ -21,12 +21,12 @@ from .quota import FEW, RARE, Quota
 from .removal import BATCH, Remover
 from .victims import Choice, Victims
 
-SLICE: int = 320  # entries that one write evicts at the most; that takes one to two milliseconds
-MOST_SLACKS = 4  # by which a shard may exceed its part, and still evicts in slices: more was not written bit by bit
+SLICE: int = 320  # entries that one write evicts at most; that takes one to two milliseconds
+MOST_SLACKS = 4  # by which a shard may exceed its part and still evict in slices; more did not come in bit by bit
 AT_ONCE = -1  # instead of the bytes that may be written until the next look: the next write goes on
 
-# Where `max_entries` is nearly reached, so many go at once that not each of the next writes looks: half a percent, or a
-# few, but none of a few.
+# Where `max_entries` is nearly reached, several go at once, so that not every write has to look: half a percent, or
+# SPARE, but no more than one in SMALL_PARTS.
 PARTS, SPARE, SMALL_PARTS = 200, 16, 16
 
 
@@ -174,10 +174,10 @@ class Evictor:
         return self.remover.live_volume()
 
     def keep_to_number(self) -> None:
-        """Remove expired entries, then live ones, if there are too many; nothing waits, and none is open.
+        """Remove expired entries, then live ones, if there are too many.
 
-        Where there may be many, a part of them goes at once, so that the writes that follow need not look. The newest
-        stays, whatever its rank: it was just written.
+        Nothing waits in the write buffer, and no transaction is open. Where many are allowed, a part of them goes at
+        once, so that the next writes need not look. The newest stays in any case: it was just written.
         """
         shard, header = self._shard, self._shard.header
         newest = places_of(self._connection.select(sql.IN_REVERSE, (-NEVER - 1, NEVER, 1)), shard.path)
@@ -213,9 +213,9 @@ class Evictor:
         return evicted
 
     def _evict(self, wanted: int, spared: Sequence[int] = ()) -> int:
-        """Remove about as many entries as are `wanted`, but half of all at most, and none at `spared` places.
+        """Remove about `wanted` entries, half of all at most, and none at the `spared` places; return how many.
 
-        Returns how many.
+        Those that stay although they are at the head of the queue are moved.
         """
         count, header = self.remover.known_count(), self._shard.header
         if not count:
@@ -224,19 +224,20 @@ class Evictor:
         choice, unmoved = self._victims.choose(count, wanted + len(spared)), header[Header.UNMOVED]
         choice.evicted[:] = [row for row in choice.evicted if row.place not in spared][:wanted]
         if choice.evicted:
-            evicted = self._carry_out(choice, [row.place for row in choice.evicted])
+            evicted = self._carry_out(choice)
             self._victims.settle(choice, unmoved)
             header[Header.EVICTED] = header[Header.EVICTED] + evicted & MAX_WORD
             self.evicted += evicted
         return len(choice.evicted)
 
-    def _carry_out(self, choice: Choice, places: list[int]) -> int:
+    def _carry_out(self, choice: Choice) -> int:
         """Remove what goes, and move what stays; return how many went.
 
         In the caller's transaction, on a full disk, and where damage has given another row a number that one would get,
         nothing is moved: it will be at the head of the queue again. Who iterates counts on a number that was given
         before the last release of the lock to be in the database.
         """
+        places = [row.place for row in choice.evicted]
         if self._connection.txn is not None:
             return len(self.remover.delete(places, locked=False))
         try:

@@ -7,8 +7,8 @@ so that the rows that were moved lie in their order as well. Moving fills whole 
 * `least-recently-stored`: what was overwritten since it was inserted or moved stays.
 * `least-recently-used`: what was used since then stays, as with CLOCK (F. Corbató, 1968).
 * `least-frequently-used`: what was used at all stays; counts are halved after eight turns of the queue.
-* `second-chance`: rows that were inserted since all was full for the first time, and not moved yet, are on probation, a
-  tenth of all. One that was used in the second half of its time there, so that a burst does not count, stays; any other
+* `second-chance`: rows that were inserted since the cache was first full, and not moved yet, are on probation, a tenth
+  of all. One that was used in the second half of its time there, so that a burst does not count, stays; any other
   leaves a ghost, and one whose ghost was there when it came back stays, too. Of the others, those that were used since
   they were inserted or moved stay. That is S3-FIFO (J. Yang and others, "FIFO Queues are All You Need for Cache
   Eviction", SOSP 2023) with another rule for probation.
@@ -41,7 +41,6 @@ _BOUNDARY, _UNMOVED = Header.BOUNDARY, Header.UNMOVED
 PART = 10  # of the entries, one is on probation
 LEAST = 500  # entries on probation, or half of a small cache
 LOOKS = 4  # rows that are looked at, at most, for one that goes
-MOST = 1 << 14  # rows that are looked at on probation, whatever damage says of their number
 ALL = 100  # rows that are looked at in any case, if they were used
 FEW = 20  # rows that are read at once
 TURNS = 8  # after which a count is halved
@@ -79,21 +78,21 @@ class Victims:
 
     def choose(self, count: int, wanted: int) -> Choice:
         """Choose about `wanted` of `count` entries to evict; fewer if damage hides the others."""
-        choice, last = Choice([], []), NEVER
+        choice, last, looks = Choice([], []), NEVER, max(LOOKS * wanted, ALL)
         if self._shard.policy.tries:
             last = self._boundary()
             excess = self._shard.header[_UNMOVED] - max(count // PART, min(LEAST, count // 2))
-            new = islice(self._rows(last + 1, NEVER, wanted), min(max(excess, 0), MOST))
+            new = islice(self._rows(last + 1, NEVER, wanted), min(max(excess, 0), looks))
             self._end_probation(new, count, wanted, choice)
         if len(choice.evicted) < wanted:
             queue = merge(self._rows(0, last, wanted), self._rows(_LOWEST, -1, wanted), key=attrgetter("since"))
-            self._choose_least_used(queue, count, wanted, choice)
+            self._choose_least_used(islice(queue, looks), count, wanted, choice)
         if not choice.evicted:  # all are on probation and were used, or damage has made the boundary anything
             return Choice([*islice(self._rows(_LOWEST, NEVER, wanted), wanted)], [])
         return choice
 
     def _boundary(self) -> int:
-        """Return the highest number that is not on probation, which was that of the newest row when all was full."""
+        """Return the highest number that is not on probation: that of the newest row when the cache was first full."""
         header = self._shard.header
         if not header[_BOUNDARY]:
             ((last,),) = self._shard.connection.select(sql.LAST_NUMBER, (NEVER,))
@@ -101,7 +100,7 @@ class Victims:
         return min(header[_BOUNDARY], NEVER - 1)  # more is damage, and too much for SQLite to compare
 
     def settle(self, choice: Choice, unmoved: int) -> None:
-        """Note that a choice was carried out: of `unmoved` rows before that, some are gone or moved."""
+        """Count the rows on probation that a choice removed or moved; there were `unmoved` of them before."""
         boundary = self._shard.header[_BOUNDARY]
         left = sum(row.number > boundary for rows in choice for row in rows)
         self._shard.header[_UNMOVED] = max(unmoved - left, 0)
@@ -119,21 +118,20 @@ class Victims:
 
     def _choose_least_used(self, queue: Iterator[Queued], count: int, wanted: int, choice: Choice) -> None:
         """Evict what was used least at the head of the queue, and have the rest of what was used there moved."""
-        lacking, is_all, head = wanted - len(choice.evicted), count <= ALL, list[tuple[int, int, Queued]]()
-        for row in islice(queue, max(LOOKS * wanted, ALL)):
-            use = self._use(row)
-            head.append((use, row.since, row))
-            lacking -= not use
-            if lacking <= 0 and not is_all:
+        counts, is_all = self._shard.policy.marks == FREQUENCY, count <= ALL
+        lacking, unused = wanted - len(choice.evicted), 0
+        head: list[tuple[int, int, Queued, int]] = []
+        for row in queue:
+            use, since = self._use(row), row.since
+            head.append((use if counts else max(use, 2 * since), since, row, use))
+            unused += not use
+            if unused >= lacking and not is_all:
                 break
-        if self._shard.policy.marks != FREQUENCY:
-            head = [(max(use, 2 * since), since, row) for use, since, row in head]
         head.sort()
-        gone = wanted - len(choice.evicted)
-        choice.evicted.extend(row for _, _, row in head[:gone])
+        choice.evicted.extend(row for _, _, row, _ in head[:lacking])
         if not is_all:
-            choice.moved.extend(row for _, _, row in head[gone:] if self._use(row))
-        if self._shard.policy.marks == FREQUENCY:
+            choice.moved.extend(row for _, _, row, use in head[lacking:] if use)
+        if counts:
             self._keep_counts(choice)
 
     def _use(self, row: Queued) -> int:
@@ -158,18 +156,18 @@ class Victims:
         shift = MARKING[header[Header.MARKS] & 15][1]
         mark, now = self._shard.marks[self._mark_of(row)], header[Header.TICK] >> shift
         last = now - (now - mark & MOST_MARK)
-        # A mark tells only about when: a use at about the time at which the row was inserted comes after that.
+        # A mark tells the time only roughly: a use at about the time of the row's insertion counts as a later one.
         return 2 * max(last << shift, row.since) + 1 if mark and last >= row.since >> shift else 0
 
     def _uses(self, row: Queued) -> int:
-        """Return the uses of a row, of which half are forgotten after some turns of the queue."""
+        """Return how often a row was used; half is forgotten after some turns of the queue."""
         header = self._shard.header
         period = TURNS * max(header[Header.COUNT], 1)
         turns = header[Header.TICK] // period - row.since // period  # none where the row's number was planted
         return self._shard.marks[self._mark_of(row)] >> max(turns, 0)
 
     def _keep_counts(self, choice: Choice) -> None:
-        """Forget the uses of what goes, and note what is left of those of what stays."""
+        """Clear the counts of what goes, and store those of what stays, of which some is forgotten."""
         marks = self._shard.marks
         for row in choice.moved:
             marks[self._mark_of(row)] = self._uses(row)
@@ -183,24 +181,24 @@ class Victims:
         header = self._shard.header
         now, evicted = header[Header.TICK], header[Header.EVICTED] >> UNIT & _HALF
         recent = count + count // PART >> UNIT
-        for row in islice(rows, max(LOOKS * wanted, ALL)):
+        for row in rows:
             ghosts, fingerprint = self._ghosts_of(row), (row.place & HOME) * _MIX >> 50 & _HALF
             came_back = any(ghost >> 16 == fingerprint and (evicted - ghost & _HALF) <= recent for ghost in ghosts)
             if came_back or self._use(row) >= row.since + now:
                 choice.moved.append(row)
                 continue
             choice.evicted.append(row)
-            self._leave_ghost(row, ghosts, fingerprint << 16 | evicted)
+            _leave_ghost(ghosts, fingerprint << 16 | evicted)
             if len(choice.evicted) >= wanted:
                 break
 
-    def _ghosts_of(self, row: Queued) -> list[int]:
+    def _ghosts_of(self, row: Queued) -> memoryview[int]:
         """Return the four ghosts among which that of an entry is."""
         first = self._mark_of(row) >> 1 & ~7
-        return self._shard.generations.ghosts[first + 1 : first + 8 : 2].tolist()
+        return self._shard.generations.ghosts[first + 1 : first + 8 : 2]
 
-    def _leave_ghost(self, row: Queued, ghosts: list[int], ghost: int) -> None:
-        """Leave a ghost in place of the oldest of the four."""
-        ages = [(ghost - old & _HALF) if old else _HALF + 1 for old in ghosts]
-        first = self._mark_of(row) >> 1 & ~7
-        self._shard.generations.ghosts[first + 1 + 2 * ages.index(max(ages))] = ghost
+
+def _leave_ghost(ghosts: memoryview[int], ghost: int) -> None:
+    """Put a ghost in place of the oldest of the four."""
+    ages = [(ghost - old & _HALF) if old else _HALF + 1 for old in ghosts]
+    ghosts[ages.index(max(ages))] = ghost
