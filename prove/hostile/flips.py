@@ -36,7 +36,7 @@ from .samples import (
 )
 
 SECTOR = 512
-SPARSE = 1_500  # bytes tried of a file that is nearly all zeros: those in use first, then any
+SPARSE = 1_500  # bytes tried of what is nearly all zeros: of a file those in use first, then any; else the first
 NEARLY_EMPTY = ("-shm", "cache.lock")
 WHOLE_BYTES, SPARSELY = 1 << 10, 8  # cut in use at each byte if smaller than that, else at each so manieth
 LIVE = ("plain", "sealed", "buffered")  # samples that are taken also as they lie while in use
@@ -161,7 +161,9 @@ def bytes_of(sample: Sample, file: str) -> Sequence[int]:
     """Return the numbers of the bytes that are tried of a file: all that mean something."""
     size = len(sample.files[file])
     if file.endswith("cache.gen"):
-        return [*range(512), *range(4088, size)]  # the words of the header, and the slots behind its page
+        slots = int.from_bytes(sample.files[file][8 * Header.SLOTS :][:8], "little")
+        # The words of the header, the slots behind its page, and marks and ghosts.
+        return [*range(512), *range(PAGE - 8, PAGE + 8 * slots + SPARSE)]
     if file == BUFFER:
         return [*range(8 * (Word.FLOOR + 1)), *range(PAGE, size)]
     return range(min(size, SPARSE) if file.endswith(NEARLY_EMPTY) else size)

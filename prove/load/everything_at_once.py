@@ -373,7 +373,7 @@ def judge_disk(trial: Trial, seen: Largest, control: int) -> None:
     trial.most("largest volume", 100 * seen.volume / LIMIT, " % of the limit")
     trial.most("databases and value files", 100 * disk["content"] / LIMIT, " % of it")
     trial.most("their WALs", 100 * disk["logs"] / LIMIT, " %")
-    trial.most("control files", 100 * (disk["control"] + disk["indexes"]) / LIMIT, " %")
+    trial.most("control files by their apparent size", 100 * (disk["control"] + disk["indexes"]) / LIMIT, " %")
     trial.most("largest WAL", seen.wal / MIB, " MiB")
     assert seen.volume <= OVER * LIMIT, f"the volume was {seen.volume:,} bytes, {seen.volume / LIMIT:.1%} of the limit"
     assert disk["content"] <= OVER * LIMIT + PENDING, (

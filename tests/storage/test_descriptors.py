@@ -281,6 +281,18 @@ def test_an_iteration_holds_no_connection(tmp_path: Path, kind: str) -> None:
         assert all(len(list(iterator)) == 499 for iterator in iterators)
 
 
+def test_a_paused_iteration_keeps_no_file_mapped(tmp_path: Path, kind: str) -> None:
+    directory = tmp_path / "cache"
+    with opened(directory, kind, eviction_policy="least-recently-used") as cache:
+        cache.set_many(dict.fromkeys(range(500), 1), retry=True)
+        iterator = iter(cache)
+        next(iterator)
+    assert cache_descriptors(directory) == []
+    assert len(list(iterator)) == 499
+    cache.close()
+    assert cache_descriptors(directory) == []
+
+
 # -- the WAL ----------------------------------------------------------------------------------------------------------
 
 SMALL = 200_000  # bytes between checkpoints in these tests

@@ -267,8 +267,8 @@ class Reader:
         read again for rows that were moved before they were seen; one that was seen is left out there. What is moved
         meanwhile gets a higher number than any that was given before the last release of the lock.
         """
-        header = self._shard.present_header()
-        before = header[Header.SETTLED] - MOVED_BACK
+        # The words are not kept: a paused iterator would keep their file mapped after the cache is closed.
+        before = self._shard.present_header()[Header.SETTLED] - MOVED_BACK
         seen, there = array("q"), set[int]()
 
         def unseen(rows: list[Any]) -> list[Any]:
@@ -286,7 +286,8 @@ class Reader:
                 yield unseen(rows)
         for _ in range(ROUNDS):
             reached = top
-            for rows in self._range_in_order(False, top + 1, min(header[_TICK], NEVER) - MOVED_BACK):
+            end = min(self._shard.present_header()[_TICK], NEVER) - MOVED_BACK
+            for rows in self._range_in_order(False, top + 1, end):
                 top = rows[-1][1]
                 yield unseen(rows)
             if top == reached:
