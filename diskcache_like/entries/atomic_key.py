@@ -67,6 +67,11 @@ class AtomicKey:
         _, home, store = self.location()
         store.sleep(home, generation, seconds)
 
+    def was_missed(self) -> bool:
+        """Tell whether this was called for the key, or its entry was evicted, a short while ago, as far as is known."""
+        _, home, store = self.location()
+        return store.was_missed(home)
+
     def wake(self) -> None:
         """Wake the sleepers; call it after a change."""
         _, home, store = self.location()

@@ -42,6 +42,7 @@ class ComputingOptions(TypedDict, total=False):
     max_concurrent: int | None
     breaker: Breaker | None
     on_error: Literal["warn", "raise"]
+    admit: Literal["always", "second-miss"]
 
 
 class Computed(Tagging):
@@ -95,7 +96,8 @@ class Computed(Tagging):
         beyond it, Overloaded after the cache's timeout. `breaker`: see `Breaker`; while it is open, BreakerOpen.
         `on_error`: what happens if the cache itself fails, because the disk is full, the value cannot be stored, or the
         write lock is not free within the cache's timeout. With 'warn' the value is returned all the same, and a handle
-        gives one NotKeptWarning and counts in `metrics.not_kept`; with 'raise' the error is raised.
+        gives one NotKeptWarning and counts in `metrics.not_kept`; with 'raise' the error is raised. `admit`: with
+        'second-miss' a result is stored only if the key was missed, or its entry evicted, a short while ago.
 
         In a transaction it computes without waiting for others. Raises what `compute` raises, and CacheError if that
         wants the same key. The words of stale values are those of RFC 5861.

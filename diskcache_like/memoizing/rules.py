@@ -107,6 +107,7 @@ class Rules:
     max_concurrent: int | None = None
     breaker: Breaker | None = None
     on_error: str = "warn"
+    admit: str = "always"
     hidden: bytes = b""  # tag of a memoized function
     asks: bool = False  # the function takes a `Computing`
 
@@ -121,8 +122,7 @@ class Rules:
                 _lifetime(name, seconds)
         _lifetime("error_expire", self.error_expire)
         self._check_numbers()
-        if self.on_error not in ("warn", "raise"):
-            raise SettingError(f"on_error is {self.on_error!r}, expected 'warn' or 'raise'")
+        self._check_words()
         if not (self.when is None or callable(self.when)):
             raise SettingError(f"when is {self.when!r}, expected a function of the result, or None")
         if not callable(self.tags):
@@ -134,6 +134,11 @@ class Rules:
         if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in errors):
             raise SettingError(f"cache_errors is {given!r}, expected a class of exceptions or a tuple of them")
         object.__setattr__(self, "cache_errors", errors)
+
+    def _check_words(self) -> None:
+        for name, one, other in (("on_error", "warn", "raise"), ("admit", "always", "second-miss")):
+            if getattr(self, name) not in (one, other):
+                raise SettingError(f"{name} is {getattr(self, name)!r}, expected {one!r} or {other!r}")
 
     def _check_numbers(self) -> None:
         for name in ("soft_timeout", "hard_timeout", "beta"):
@@ -168,6 +173,11 @@ class Rules:
         others = self.cache_errors or self.max_concurrent or self.breaker or self.asks
         timeouts = self.soft_timeout, self.hard_timeout
         return self.is_bare and self.keeps and not others and timeouts == (None, None)
+
+    @property
+    def admits_all(self) -> bool:
+        """Tell whether a result is stored although its key was not asked for before."""
+        return self.admit == "always"
 
     @cached_property
     def keeps(self) -> bool:

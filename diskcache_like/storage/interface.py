@@ -121,6 +121,9 @@ class EntryStore(Protocol):
     def generation(self, home: Home, /) -> int:
         """Return the word to sleep on."""
 
+    def was_missed(self, home: Home, /) -> bool:
+        """Tell whether this was called for a key, or its entry was evicted, a short while ago, as far as is known."""
+
     def sleep(self, home: Home, stamp: int, seconds: float, /) -> None:
         """Sleep until `wake` is called, but not if the word is no longer `stamp`, and `seconds` at most."""
 

@@ -22,6 +22,7 @@ from ..system.blocking import may_block
 from ..system.forks import token_word
 from .opening import opener
 from .opening.identity import Config
+from .shard.ghosts import Ghosts
 from .shard.invalidation import Invalidation
 from .shard.open_shard import OpenShard
 from .shard.reader import Reader
@@ -249,6 +250,15 @@ class Store:
         """Return the generation of the slot of `home`; read it before looking at the entry, then sleep on it."""
         self.shard.ready()
         return self.shard.slots[self.shard.slot_of(home)]
+
+    def was_missed(self, home: int) -> bool:
+        """Tell whether this was called for a key, or its entry was evicted, a short while ago, as far as is known."""
+        entries = self.shard.present_header()[Header.COUNT]
+        ghosts = Ghosts(self.shard, entries)
+        known = ghosts.knows(home)
+        if not known:
+            ghosts.leave(home)
+        return known
 
     def sleep(self, home: int, stamp: int, seconds: float) -> None:
         """Sleep until `wake` is called for `home`, but not if its slot is no longer `stamp`, and `seconds` at most."""

@@ -311,6 +311,10 @@ class TieredStore:
         """Return the word to sleep on."""
         return self._state.words[place.index]
 
+    def was_missed(self, place: Place) -> bool:
+        """Tell whether this machine asked for a key, or evicted its entry, a short while ago."""
+        return self._local.was_missed(place.home)
+
     def sleep(self, place: Place, stamp: int, seconds: float) -> None:
         """Sleep until the entry may have changed, on any machine."""
         futex.sleep(self._state.words, place.index, stamp, seconds)

@@ -64,6 +64,42 @@ def test_what_is_not_to_be_kept(cache: Cache, clock: Clock) -> None:
 
 
 @few
+def test_with_second_miss_a_result_is_stored_when_its_key_was_missed_before(cache: Cache, clock: Clock) -> None:
+    calls: list[int] = []
+
+    @cache.memoize(expire=60, admit="second-miss")
+    def square(number: int) -> int:
+        calls.append(number)
+        return number * number
+
+    for number in range(20):
+        assert [square(number) for _ in range(3)] == 3 * [number * number]
+    assert calls == [number for number in range(20) for _ in range(2)]
+    clock.now += 60
+    assert (square(0), square(0)) == (0, 0)
+    assert calls[40:] == [0]  # one that was stored before is stored at once
+
+    async def one() -> int:
+        calls.append(1)
+        return 1
+
+    cubed = cache.memoize(name="one", admit="second-miss", max_concurrent=2)(one)
+    del calls[:]
+    assert [asyncio.run(cubed()) for _ in range(3)] == [1, 1, 1]
+    assert len(calls) == 2
+
+
+@one
+def test_what_was_asked_for_once_is_not_stored(cache: Cache) -> None:
+    for number in range(10_000):
+        cache.get_or_set(number, lambda: 1, admit="second-miss")
+    assert len(cache) < 20  # some have the ghost of another
+    for number in range(9_500, 10_000):
+        cache.get_or_set(number, lambda: 1, admit="second-miss")
+    assert len(cache) > 450  # and some have lost theirs
+
+
+@few
 def test_errors_that_are_kept(cache: Cache, clock: Clock) -> None:
     calls: list[int] = []
 
@@ -377,6 +413,8 @@ def test_tags_of_the_result(cache: Cache) -> None:
 
 @one
 def test_options_that_cannot_be(cache: Cache) -> None:
+    with pytest.raises(SettingError, match="admit is 'never', expected 'always' or 'second-miss'"):
+        cache.memoize(admit="never")  # type: ignore[arg-type]
     wrong: list[tuple[type[Exception], dict[str, Any]]] = [
         (ExpiryError, {"expire": "soon"}),
         (ExpiryError, {"expire": -1}),

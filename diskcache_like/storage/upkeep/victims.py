@@ -31,6 +31,7 @@ from typing import Final, NamedTuple
 
 from ...coherence.generations import MARKING, MOST_MARK, NEVER, Header, mark_place
 from ...settings.policies import FREQUENCY, NO_MARKS
+from ..shard.ghosts import Ghosts
 from ..shard.open_shard import OpenShard
 from ..shard.ownership import HOME
 from ..shard.reader import places_of
@@ -44,9 +45,6 @@ LOOKS = 4  # rows that are looked at, at most, for one that goes
 ALL = 100  # rows that are looked at in any case, if they were used
 FEW = 20  # rows that are read at once
 TURNS = 8  # after which a count is halved
-_HALF: Final = 0xFFFF  # of a ghost: a fingerprint, and when the entry was evicted
-_MIX: Final = 0x9E3779B97F4A7C15  # so that similar hashes have other fingerprints (D. Knuth)
-UNIT = 6  # bits of the number of evictions that a ghost leaves out
 _LOWEST: Final = -NEVER - 1
 
 
@@ -178,27 +176,12 @@ class Victims:
 
     def _end_probation(self, rows: Iterator[Queued], count: int, wanted: int, choice: Choice) -> None:
         """Evict some of the oldest rows that are on probation, or have them moved."""
-        header = self._shard.header
-        now, evicted = header[Header.TICK], header[Header.EVICTED] >> UNIT & _HALF
-        recent = count + count // PART >> UNIT
+        now, ghosts = self._shard.header[Header.TICK], Ghosts(self._shard, count)
         for row in rows:
-            ghosts, fingerprint = self._ghosts_of(row), (row.place & HOME) * _MIX >> 50 & _HALF
-            came_back = any(ghost >> 16 == fingerprint and (evicted - ghost & _HALF) <= recent for ghost in ghosts)
-            if came_back or self._use(row) >= row.since + now:
+            if ghosts.knows(row.place) or self._use(row) >= row.since + now:
                 choice.moved.append(row)
                 continue
             choice.evicted.append(row)
-            _leave_ghost(ghosts, fingerprint << 16 | evicted)
+            ghosts.leave(row.place)
             if len(choice.evicted) >= wanted:
                 break
-
-    def _ghosts_of(self, row: Queued) -> memoryview[int]:
-        """Return the four ghosts among which that of an entry is."""
-        first = self._mark_of(row) >> 1 & ~7
-        return self._shard.generations.ghosts[first + 1 : first + 8 : 2]
-
-
-def _leave_ghost(ghosts: memoryview[int], ghost: int) -> None:
-    """Put a ghost in place of the oldest of the four."""
-    ages = [(ghost - old & _HALF) if old else _HALF + 1 for old in ghosts]
-    ghosts[ages.index(max(ages))] = ghost
