@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, overload
 
-from .coherence.generations import MARKING, Header
+from .coherence.generations import Header
 from .disk.contract import Constant, Disk
 from .disk.payloads import fresh, shared
 from .disk.value_files import Encoded
@@ -26,7 +26,7 @@ from .encoding.record import NO_METADATA, Metadata, Record
 from .encoding.tags import join_tags, pack_tags, split_tags, tag_or_tags, tags_of
 from .entries.atomic_key import AtomicKey, Decision, update
 from .entries.handle import Handle, Opening
-from .entries.hot import KIND, NEGATIVE_HIT, PLAIN_TYPES, HotLayer, count_interval
+from .entries.hot import KIND, NEGATIVE_HIT, PLAIN_TYPES, HotLayer
 from .entries.loading import ENOVAL, EXPIRED, Loader, hot_expiry
 from .entries.metrics import Metrics
 from .entries.options import Arguments
@@ -237,7 +237,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         mmap: bool | None = ...,
         copy: bool = ...,
     ) -> Any: ...
-    def get(  # noqa: C901 - the hot path, unrolled: one more call would make it a fifth slower
+    def get(
         self,
         key: Any,
         default: Any = None,
@@ -261,42 +261,22 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         except TypeError:  # an unhashable key, which the hot layer keeps by its stored bytes
             entry = None
         if entry is not None:
-            slots, slot, stamp, expire, value, decode, visited, marks, _, kind = entry
+            slots, slot, stamp, expire, value, decode, visited, home, marks, _, kind = entry
             if (
                 slots[slot] == stamp  # not written since: rule 2 of the coherence rules
                 and (kind is type(key) or is_of_kind(key, kind))  # or another key may be equal to it
                 and (expire is None or expire > self._hot_clock())
                 and not (read or expire_time or tag)
             ):
+                visited[0] = 1  # from here on `HotLayer.hit`, without the calls
                 tracks = self._hot.tracks
-                if not tracks:
-                    visited[0] = 1
-                elif tracks == 1:  # RECENCY; from here on `HotLayer.count_hit`, without the call
-                    tick = marks[1][_TICK]
-                    if visited[0] != tick:  # the mark is the same until somebody writes
-                        visited[0] = tick
-                        mask, shift = MARKING[marks[1][_MARKS] & 15]
-                        marks[0][visited[1] & mask] = tick >> shift & 0xFFFF or 1
-                elif tracks == 2:  # COUNTED
-                    visited[0] = 1
-                    if decode is None:
-                        self._hot.counters[0] += 1
-                        return value
-                    if decode is not NEGATIVE_HIT:
-                        self._hot.counters[0] += 1
-                elif tracks == 3:  # FREQUENCY
-                    left = visited[0] - 1
-                    if left > 0:
-                        visited[0] = left
-                    else:
-                        count_interval(visited, *marks)
-                else:
-                    visited[0] = 1
-                    if decode is not NEGATIVE_HIT:
-                        self._hot.count_hit(marks[0], visited[1], marks[1])
-                if decode is None:
-                    return value
                 if decode is not NEGATIVE_HIT:
+                    if tracks:
+                        marks[home] = tracks
+                        if tracks > 3:  # COUNTED is among them
+                            self._hot.counters[0] += 1
+                    if decode is None:
+                        return value
                     if mmap:
                         return self._mapped(key, default)
                     return decode(value) if copy or decode is not fresh else shared(value)

@@ -24,6 +24,7 @@ OPTIONS = f"{WATCHED} -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g"
 TESTS = (
     "tests/coherence/test_generations.py",
     "tests/coherence/test_hostile_rings.py",
+    "tests/coherence/test_marks.py",
     "tests/coherence/test_newest_writes.py",
     "tests/coherence/test_ring.py",
     "tests/coherence/test_shared_words.py",

@@ -55,9 +55,13 @@ enum dl_header_word {
     DL_WAKE = 32,
     DL_WAITERS = 33,
     DL_CLAIM = 34,
+    DL_EVICTED = 48,
     DL_LIMIT = 50,
+    DL_MARKS = 53,
     DL_SINCE = 60
 };
+
+#define DL_LEAST_CELLS 2048 /* of marks and ghosts, in use where DL_MARKS is 0 */
 
 /* -- the ring -- */
 

@@ -198,7 +198,8 @@ static int executed(PyObject *module)
         {"EPOCH", DL_EPOCH}, {"BUFFER", DL_BUFFER}, {"TICK", DL_TICK}, {"WRITTEN", DL_WRITTEN},
         {"VOLUME_DUE", DL_VOLUME_DUE}, {"SETTLED", DL_SETTLED}, {"CROSS_SHARD", DL_CROSS_SHARD}, {"WAKE", DL_WAKE},
         {"WAITERS", DL_WAITERS}, {"FAIRNESS_CLAIM", DL_CLAIM}, {"LIMIT", DL_LIMIT}, {"COUNT", DL_COUNT},
-        {"SINCE", DL_SINCE}, {"RESERVED", DL_RESERVED},
+        {"SINCE", DL_SINCE}, {"EVICTED", DL_EVICTED}, {"MARKS", DL_MARKS}, {"LEAST_CELLS", DL_LEAST_CELLS},
+        {"RESERVED", DL_RESERVED},
         {"LAST", DL_LAST}, {"HEAD", DL_HEAD}, {"FLUSHED", DL_FLUSHED}, {"FLUSHED_LAST", DL_FLUSHED_LAST},
         {"FLOOR", DL_FLOOR}, {"CARRYING", DL_CARRYING}, {"TAKEN", DL_TAKEN}, {"BUSY", DL_BUSY}, {"HELD", DL_HELD},
         {"LONGEST_WALK", DL_LONGEST_WALK}, {"HEADER_SIZE", sizeof(dl_header)}, {"FARTHEST", DL_FARTHEST},
@@ -213,11 +214,12 @@ static int executed(PyObject *module)
         if (PyModule_AddIntConstant(module, constants[index].name, constants[index].number) < 0)
             return -1;
     state->words = added_type(module, &words_spec);
+    state->marks = added_type(module, &marks_spec);
     state->lock = added_type(module, &lock_spec);
     state->ring = added_type(module, &ring_spec);
     state->shard = added_type(module, &shard_spec);
     state->context = added_type(module, &context_spec);
-    return state->words && state->lock && state->ring && state->shard && state->context ? 0 : -1;
+    return state->words && state->marks && state->lock && state->ring && state->shard && state->context ? 0 : -1;
 }
 
 /* The types and the module refer to each other: unless the garbage collector sees both, neither is ever freed. */
@@ -225,6 +227,7 @@ static int visited(PyObject *module, visitproc visit, void *arg)
 {
     State *state = PyModule_GetState(module);
     Py_VISIT(state->words);
+    Py_VISIT(state->marks);
     Py_VISIT(state->lock);
     Py_VISIT(state->ring);
     Py_VISIT(state->shard);
@@ -239,6 +242,7 @@ static int cleared(PyObject *module)
     for (index = 0; index < NAMES; index++)
         Py_CLEAR(state->names[index]);
     Py_CLEAR(state->words);
+    Py_CLEAR(state->marks);
     Py_CLEAR(state->lock);
     Py_CLEAR(state->ring);
     Py_CLEAR(state->shard);

@@ -20,6 +20,10 @@ FAIRNESS_CLAIM: Final[int]
 LIMIT: Final[int]
 COUNT: Final[int]
 SINCE: Final[int]
+EVICTED: Final[int]
+MARKS: Final[int]
+
+LEAST_CELLS: Final[int]  # of marks and ghosts, in use where the word MARKS is 0
 
 # Indices of words of a ring's first page, which ring.py explains.
 RESERVED: Final[int]
@@ -71,6 +75,38 @@ class Words:
 
     def wake(self, index: int, waiters: int, /) -> int:
         """Wake up to `waiters` of the sleepers; return 0, or an errno."""
+
+@final
+class Marks:
+    """Marks and ghosts (generations.py) in the cells from `offset` on of a buffer that begins with the header.
+
+    A key is named by its hash, or by the place of its row. Loads and stores are relaxed.
+    """
+
+    def __new__(cls, buffer: WriteableBuffer, offset: int, slot_prime: int, /) -> Marks: ...
+    def __setitem__(self, home: int, kind: int, /) -> None:
+        """Count a use; `kind` is one of settings/policies.py: nothing, the present time, or one more use.
+
+        16 uses are counted one by one, more of them by chance.
+        """
+
+    def __getitem__(self, home: int, /) -> int:
+        """Return the mark of a key."""
+
+    def put(self, home: int, mark: int, /) -> None:
+        """Store the mark of a key, the largest one instead of any that is larger."""
+
+    def last_use(self, home: int, written: int, since: int, /) -> int:
+        """Return twice the write after which an entry was last used since `since`, and one more; or 0.
+
+        It is twice `written` where that is more: the last write of the entry itself.
+        """
+
+    def knows(self, home: int, entries: int, /) -> bool:
+        """Tell whether the ghost of a key was left while about as many were evicted as there are entries now."""
+
+    def leave(self, home: int, /) -> None:
+        """Leave the ghost of a key, in place of the oldest of four."""
 
 @final
 class Lock:

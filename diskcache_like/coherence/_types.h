@@ -40,11 +40,11 @@ typedef struct {
 enum name { CONNECTION, CORE, CURSOR, CUT_OFF, IN_TRANSACTION, LOCK, RAW, TOKEN, TXN, NAMES };
 
 typedef struct {
-    PyTypeObject *words, *lock, *ring, *shard, *context;
+    PyTypeObject *words, *marks, *lock, *ring, *shard, *context;
     PyObject *names[NAMES];
 } State;
 
-extern PyType_Spec words_spec, lock_spec, ring_spec, shard_spec;
+extern PyType_Spec words_spec, marks_spec, lock_spec, ring_spec, shard_spec;
 
 PyObject *read_plain(PyObject *module, PyObject *payload);
 PyObject *write_plain(PyObject *module, PyObject *value);

@@ -5,9 +5,12 @@ one generation per slot, then what eviction remembers. An odd generation means t
 committing; an even one means that the slot is settled.
 
 What eviction remembers lies in cells of one word: two marks of 16 bits, which hits leave for the entries whose hashes
-lead there, and a ghost of 32 bits, which stands for an evicted entry. The cells are the sparse end of the file. As the
-number of entries grows, more cells are used; their blocks are allocated first, and they begin as copies of those before
-them. If any of this is lost or damaged, other entries are evicted, and nothing else happens.
+lead there, and a ghost of 32 bits: a fingerprint of a key whose entry was evicted, or not admitted, and when that was.
+Four ghosts lie beside each other, the newest first, and the oldest goes for a new one. Anyone writes marks and ghosts
+without a lock. If any of this is lost, late or damaged, other entries are evicted, and nothing else happens.
+
+The cells are the sparse end of the file. As the number of entries grows, more cells are used; their blocks are
+allocated first, and they begin as copies of those before them.
 
 The mapping is MAP_SHARED, so a forked child sees the same memory. The child may go on reading it, and may write it
 under a write lock of its own.
@@ -35,9 +38,9 @@ from .control_files import allocate, fill_holes, open_control_file
 
 PAGE: Final = 4096
 HEADER_WORDS: Final = PAGE // 8
-LEAST_MARKS: Final = 2**12
+LEAST_MARKS: Final = 2 * _native.LEAST_CELLS
 MOST_MARKS: Final = 2**21
-MOST_MARK: Final = (1 << 16) - 1  # what a mark can tell
+_HALF: Final = (1 << 16) - 1  # of a cell's halves, the last two are marks
 _REGION: Final = 4 * MOST_MARKS  # bytes of all cells
 MIN_SLOTS: Final = 2**4
 MAX_SLOTS: Final = 2**20
@@ -141,7 +144,7 @@ class Header:
     BUFFER: Final = _native.BUFFER
 
     # Live entries that were removed for room, a count that only grows. Write lock.
-    EVICTED: Final = 48
+    EVICTED: Final = _native.EVICTED
 
     # How many numbers of TICK went to no write of a key, but to flushes, ends of transactions, removals of many entries
     # and repairs, a count that only grows. Write lock.
@@ -160,9 +163,11 @@ class Header:
     # (storage/upkeep/victims.py). Write lock.
     BOUNDARY: Final = 51
     UNMOVED: Final = 52
-    # Index into MARKING: how many marks are in use. Write lock; stored after the cells are there. Hits read it without
-    # the lock. That suffices: with an earlier number of marks a hit marks another entry, and nothing else happens.
-    MARKS: Final = 53
+    # How often the number of cells in use was doubled; and how many bits of a tick a mark leaves out, so that 16 bits
+    # tell some 50 times as many writes from each other as there are entries. Write lock; stored after the cells are
+    # there. Hits read it without the lock. That suffices: with an earlier number of cells a hit marks another entry,
+    # and nothing else happens.
+    MARKS: Final = _native.MARKS
 
     # `create` stores this last: without it the file is incomplete. Write lock.
     READY: Final = HEADER_WORDS - 1
@@ -171,12 +176,12 @@ class Header:
 class GenerationFile:
     """Map a shard's generations.
 
-    `header`, `slots`, `marks` and `ghosts` are words; a key's slot is its hash modulo the largest prime that is not
-    above the number of slots. After `close` all four are empty.
+    `header` and `slots` are words; a key's slot is its hash modulo the largest prime that is not above the number of
+    slots. After `close` both are empty.
     Readers index them without a lock. Only the holder of the shard's write lock may call the methods that write.
     """
 
-    __slots__ = ("_cells", "_identity", "ghosts", "header", "marks", "mask", "path", "slots")
+    __slots__ = ("_cells", "_identity", "header", "marks", "mask", "path", "slots")
 
     def __init__(self, path: Path, descriptor: int, size: int) -> None:
         """Map the file, which has `size` bytes."""
@@ -189,11 +194,7 @@ class GenerationFile:
         self.header = _native.Words(mapping, 0, HEADER_WORDS)
         self.slots = _native.Words(mapping, HEADER_WORDS, count)
         self._cells = memoryview(mapping)[PAGE + 8 * count :]
-        # Recency or frequency of use. Anyone writes them without a lock: a lost or late update makes an eviction
-        # slightly worse, never a value wrong.
-        self.marks = self._cells.cast("H")
-        # Which entries were evicted (storage/upkeep/victims.py), at odd indices; at the others lie marks. Write lock.
-        self.ghosts = self._cells.cast("I")
+        self.marks = _native.Marks(mapping, PAGE + 8 * count, prime_below(count))
 
     @classmethod
     def open_existing(cls, path: str | os.PathLike[str], *, shared: bool = False) -> GenerationFile | None:
@@ -280,16 +281,17 @@ class GenerationFile:
             if not self._allocate_marks(index + 1):
                 break
             if are_times:
-                self._rescale(2 * present, header[Header.TICK] >> MARKING[index][1])
+                self._rescale(2 * present, header[Header.TICK] >> index)
             self._cells[4 * present : 8 * present] = self._cells[: 4 * present]
             header[Header.MARKS] = index + 1
 
     def _rescale(self, end: int, now: int) -> None:
         """Let the times leave out one more bit; `now` is the present time, in the unit that they have so far."""
+        halves = self._cells.cast("H")
         for first in (0, 1):
-            marks = self.marks[first:end:4]
-            times = [now - (now - mark & MOST_MARK) if mark else 0 for mark in marks]
-            marks[:] = array("H", [time >> 1 & MOST_MARK or 1 if time else 0 for time in times])
+            marks = halves[first:end:4]
+            times = [now - (now - mark & _HALF) if mark else 0 for mark in marks]
+            marks[:] = array("H", [time >> 1 & _HALF or _HALF if time else 0 for time in times])
 
     def _allocate_marks(self, index: int) -> bool:
         """Allocate the blocks for this value of MARKS; return False if the file was replaced or the disk is full."""
@@ -388,7 +390,7 @@ class GenerationFile:
     def close(self) -> None:
         """Drop the mapping; it is unmapped when nobody uses its words any more."""
         self.header = self.slots = _EMPTY
-        self.marks = self.ghosts = self._cells = memoryview(b"")
+        self.marks, self._cells = UNREAD_MARKS, memoryview(b"")
 
     def _begin_repair(self, tick: int) -> int:
         """Prepare an existing file for `_initialise`; return a tick beyond every one in it."""
@@ -418,6 +420,8 @@ class GenerationFile:
 
 
 _EMPTY: Final = _native.Words(bytearray(8), 0, 0)
+UNREAD_MARKS: Final = _native.Marks(bytearray(PAGE + 64), PAGE, 1)
+"""Takes marks that nobody reads."""
 
 
 def microseconds(expire: float) -> int:
@@ -428,17 +432,6 @@ def microseconds(expire: float) -> int:
 def _marks_for(index: int) -> int:
     """Return how many marks are in use for a value of MARKS, which damage may have made any number."""
     return min(LEAST_MARKS << (index & 15), MOST_MARKS)
-
-
-# What MARKS stands for: the bits of `mark_place` that are the index of an entry's mark, where bit 1 is 0, since two
-# marks lie beside a ghost; and how many bits of a tick a mark leaves out, so that 16 bits tell some 50 times as many
-# writes from each other as there are entries.
-MARKING: Final = tuple((_marks_for(index) - 1 >> 1 << 2 | 1, index) for index in range(16))
-
-
-def mark_place(home: int, slot_prime: int) -> int:
-    """Return a number whose last 21 bits differ for most keys, also for similar ones and those that share a slot."""
-    return home % slot_prime + slot_prime * (home >> 2 & 511)
 
 
 def _size_of(slots: int) -> int:

@@ -12,23 +12,20 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, Final
 
-from ..coherence.generations import MARKING, MOST_MARK, Header, Words, mark_place
+from ..coherence._native import Marks
+from ..coherence.generations import Words
 from ..disk.payloads import How, Kept, fresh
 from ..encoding import keys
-from ..settings.policies import FREQUENCY, NO_MARKS, RECENCY, Policy
+from ..settings.policies import NO_MARKS, Policy
 from ..storage.interface import EntryStore
 from ..system.forks import told_of_forks
 
 OVERHEAD = 350  # bytes that an entry costs beside key and value: objects, dictionary slot, order
 FRACTION = 64  # no value above limit / FRACTION is admitted
 
-# What a hit notes beside SIEVE's mark and that of a policy: a hit for the statistics, or several. `Cache.get` writes
-# these numbers out: looking up a name costs it more than what it then does.
-COUNTED, SEVERAL = 2, 4
+COUNTED = 4  # is added to what a policy has hits leave where they are counted for the statistics
 
 PLAIN_TYPES = frozenset({str, bytes, int})  # exact types: such a key is its own hot key, such a value is immutable
-
-_TICK, _MARKS = Header.TICK, Header.MARKS
 
 
 def _no_entry(_: object) -> Any:
@@ -47,31 +44,18 @@ _NEGATIVE: Final = None, NEGATIVE_HIT
 #   expire  seconds since 1970, or None
 #   value   the value itself if immutable, else its payload, or what keeps it (`disk.payloads.Kept`)
 #   decode  makes a fresh value of that for each hit; None for an immutable value
-#   visited the entry's only mutable part: a list of SIEVE's mark, 0 for not visited, and the place of the entry's mark
-#           for eviction (`mark_place`)
-#   marks   the shard's use marks, and words of its header
+#   visited the entry's only mutable part: SIEVE's mark, 0 for not visited
+#   home    hash of the key
+#   marks   the shard's marks
 #   cost    bytes that the entry is charged with
 #   kind    type that the key of a hit has to have, `keys.COMPOUND` if its members count, too
-HotEntry = tuple[
-    Words, int, int, float | None, Any, Callable[[Any], Any] | None, list[int], tuple[Words, Words], int, type
-]
+# None of them but the value may be something for the garbage collector. Then it leaves most entries out; with a list in
+# each, it took 25 ms to look at 50,000.
+HotEntry = tuple[Words, int, int, float | None, Any, Callable[[Any], Any] | None, bytearray, int, Marks, int, type]
 VALUE: Final = 4
 VISITED: Final = 6
-COST: Final = 8
-KIND: Final = 9
-
-
-def count_interval(visited: list[int], marks: Words, header: Words) -> None:
-    """Count the hits of an interval that has ended, and begin the next, of an eighth of the uses so far, 1 to 64.
-
-    SIEVE's mark counts the interval down, so most hits write nothing that is shared. If eviction or the sweeping hand
-    cuts an interval short, its hits are not counted; that is why it is so short.
-    """
-    if len(visited) == 2:
-        visited.append(1)
-    index = visited[1] & MARKING[header[_MARKS] & 15][0]
-    marks[index] = noted = min(marks[index] + (visited[2] if visited[0] == 1 else 1), MOST_MARK)
-    visited[0] = visited[2] = 1 if noted < 16 else noted >> 3 if noted < 512 else 64
+COST: Final = 9
+KIND: Final = 10
 
 
 class HotLayer:
@@ -88,8 +72,6 @@ class HotLayer:
         self.admits = limit // FRACTION
         self.size = 0
         self.tracks = NO_MARKS
-        self._marks = NO_MARKS
-        self._counts = False
         self._clock = clock
         self.counters = counters  # hits and misses, if statistics are on
         self._order: list[Hashable] = []
@@ -119,54 +101,40 @@ class HotLayer:
 
     def hit(self, entry: HotEntry) -> Any:
         """Count a hit, or a miss, on a valid entry; return its value, NEGATIVE_HIT if it says that there is none."""
-        _, _, _, _, value, decode, visited, (marks, header), _, _ = entry
+        _, _, _, _, value, decode, visited, home, marks, _, _ = entry
+        visited[0] = 1
         if decode is NEGATIVE_HIT:
-            visited[0] = 1
             self.count_miss()
             return NEGATIVE_HIT
-        tick = header[_TICK] if self.tracks == RECENCY else 1
-        if visited[0] != tick or self.tracks > RECENCY:  # else the mark is the same until somebody writes
-            visited[0] = tick
-            self.count_hit(marks, visited[1], header)
+        if self.tracks:
+            self.count_hit(marks, home)
         return value if decode is None else decode(value)
 
-    def count_hit(self, marks: Words, place: int, header: Words) -> None:
-        """Leave a mark: for the time of use the tick, for LFU one more, without a lock (see GenerationFile.marks)."""
-        if self._marks == RECENCY:
-            mask, shift = MARKING[header[_MARKS] & 15]
-            marks[place & mask] = header[_TICK] >> shift & MOST_MARK or 1
-        elif self._marks == FREQUENCY:
-            index = place & MARKING[header[_MARKS] & 15][0]
-            marks[index] = min(marks[index] + 1, MOST_MARK)
-        if self._counts:
+    def count_hit(self, marks: Marks, home: int) -> None:
+        """Leave a mark for the eviction policy, and count a hit if statistics are on."""
+        marks[home] = self.tracks
+        if self.tracks >= COUNTED:
             self.counters[0] += 1
 
     def count_miss(self) -> None:
         """Count a miss if statistics are on."""
-        if self._counts:
+        if self.tracks >= COUNTED:
             self.counters[1] += 1
 
     def count_read(self, found: bool, store: EntryStore, home: int) -> None:
         """Count a read of the database as a hit or a miss."""
         if found:
-            shard = store.shard
-            place = mark_place(home, shard.slot_prime) if self._marks else 0
-            self.count_hit(shard.marks, place, shard.header)
+            self.count_hit(store.shard.marks, home)
         else:
             self.count_miss()
 
     def mark_for(self, policy: Policy) -> None:
         """Make hits leave the marks that an eviction policy needs."""
-        self._marks = policy.marks
-        self._set_tracks()
+        self.tracks = policy.marks | self.tracks & COUNTED
 
     def count(self, wanted: bool) -> None:
         """Count hits and misses, or stop counting."""
-        self._counts = wanted
-        self._set_tracks()
-
-    def _set_tracks(self) -> None:
-        self.tracks = self._marks if not self._counts else SEVERAL if self._marks else COUNTED
+        self.tracks = self.tracks & ~COUNTED | (COUNTED if wanted else NO_MARKS)
 
     # -- what is kept ---------------------------------------------------------------------------------------------
 
@@ -197,9 +165,8 @@ class HotLayer:
             kind = keys.kind_of(key)
         if decode is fresh:
             value.admit = partial(_charge, self._me, key)
-        marks = shard.marks, shard.header
-        visited = [0, slot + shard.slot_prime * (home >> 2 & 511)]  # `mark_place`, without the call
-        self.put(key, (shard.slots, slot, stamp, expire, value, decode, visited, marks, cost, kind))
+        home = +home  # a plain number, since a `Place` keeps more (tier/words.py)
+        self.put(key, (shard.slots, slot, stamp, expire, value, decode, bytearray(1), home, shard.marks, cost, kind))
 
     def charge(self, key: Hashable, value: Kept, size: int, how: How) -> bool:
         """Charge an entry for a value that it keeps decoded from now on, once; return False if there is no room."""

@@ -216,12 +216,12 @@ class Computed(Tagging):
         entry = self._hot_get(key)
         if entry is None:
             return ENOVAL
-        slots, slot, stamp, expire, value, decode, visited, _, _, _ = entry
+        slots, slot, stamp, expire, value, decode, visited, home, marks, _, _ = entry
         if decode is NEGATIVE_HIT or slots[slot] != stamp or (expire is not None and expire <= self._hot_clock()):
             return ENOVAL
-        if self._hot.tracks:
-            return self._hot.hit(entry)
         visited[0] = 1
+        if self._hot.tracks:
+            self._hot.count_hit(marks, home)
         return value if decode is None else decode(value)
 
     def _uncounted(self, key: Any) -> Any:

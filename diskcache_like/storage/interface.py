@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
+from ..coherence._native import Marks
 from ..coherence.generations import Words
 from ..disk.contract import Disk
 from .shard.row import Decide, Row
@@ -28,12 +29,8 @@ class Slots(Protocol):
         """Return the generations, or the words of a server's entries."""
 
     @property
-    def marks(self) -> Words:
-        """Return what hits have left for the eviction policy."""
-
-    @property
-    def header(self) -> Words:
-        """Return the header, for the present tick and the number of marks."""
+    def marks(self) -> Marks:
+        """Return what hits leave for the eviction policy."""
 
     def ready(self) -> None:
         """Open what is closed."""

@@ -22,7 +22,6 @@ from ..system.blocking import may_block
 from ..system.forks import token_word
 from .opening import opener
 from .opening.identity import Config
-from .shard.ghosts import Ghosts
 from .shard.invalidation import Invalidation
 from .shard.open_shard import OpenShard
 from .shard.reader import Reader
@@ -253,11 +252,10 @@ class Store:
 
     def was_missed(self, home: int) -> bool:
         """Tell whether this was called for a key, or its entry was evicted, a short while ago, as far as is known."""
-        entries = self.shard.present_header()[Header.COUNT]
-        ghosts = Ghosts(self.shard, entries)
-        known = ghosts.knows(home)
+        entries, marks = self.shard.present_header()[Header.COUNT], self.shard.marks
+        known = marks.knows(home, entries)
         if not known:
-            ghosts.leave(home)
+            marks.leave(home)
         return known
 
     def sleep(self, home: int, stamp: int, seconds: float) -> None:

@@ -6,18 +6,12 @@ among the words can be told from the server's messages.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
-from ..coherence.generations import HEADER_WORDS, LEAST_MARKS, Header, Words
+from ..coherence.generations import UNREAD_MARKS, Words
 from ..entries.hot import HotLayer
 from .state import SLOTS, TierState, boot_seconds
-
-# Hits leave no marks for the database's eviction, since its keys are others: what they write goes nowhere.
-_MARKS: Final[Words] = memoryview(array("Q", bytes(8 * LEAST_MARKS * 2)))
-# The tick stays, and is not 0, with which SIEVE's mark begins (entries/hot.py).
-_HEADER: Final[Words] = memoryview(array("Q", [int(word == Header.TICK) for word in range(HEADER_WORDS)]))
 
 
 class Place(int):
@@ -44,8 +38,7 @@ class SharedWords:
     """The words of all machines' entries, which a hit or a load looks at as at the slots of an open shard."""
 
     slot_prime = SLOTS
-    marks = _MARKS
-    header = _HEADER
+    marks = UNREAD_MARKS  # none for the database's eviction, since its keys are others
 
     def __init__(self, state: TierState, ready: Callable[[], None]) -> None:
         self._state = state
@@ -66,8 +59,7 @@ class _WordsOfTags:
 
     __slots__ = ("_indices", "_state")
     slot_prime = SLOTS
-    marks = _MARKS
-    header = _HEADER
+    marks = UNREAD_MARKS  # none for the database's eviction, since its keys are others
 
     def __init__(self, state: TierState, indices: frozenset[int]) -> None:
         self._state = state

@@ -13,6 +13,7 @@ import pytest
 
 from diskcache_like import Cache, CorruptDatabaseWarning, EmptyDirWarning, StorageError, UnknownFileWarning
 from diskcache_like.coherence.generations import Header
+from diskcache_like.entries.hot import COST
 from diskcache_like.storage import check as checking
 from diskcache_like.storage.sqlite.schema import ENTRY, ON_TAGGED_UPDATE, difference_of
 from diskcache_like.storage.upkeep.trash import GRACE, Trash
@@ -251,7 +252,7 @@ def test_the_hot_layer_keeps_to_its_bound(open_cache: Opener) -> None:
         assert cache.get(number) is None, "and what is known to be missing counts too"
         assert hot.size <= limit
     assert len(hot.entries) < limit // 350
-    assert 0 < sum(entry[8] for entry in hot.entries.values()) == hot.size
+    assert 0 < sum(entry[COST] for entry in hot.entries.values()) == hot.size
     cache.clear()
     assert hot.size == len(hot.entries) == 0
 

@@ -9,7 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from diskcache_like.coherence.generations import LEAST_MARKS, MARKING, Header, mark_place
+from diskcache_like.coherence._native import Marks, Words
+from diskcache_like.coherence.generations import HEADER_WORDS, LEAST_MARKS, PAGE, Header
 from diskcache_like.disk.payloads import Kept, fresh
 from diskcache_like.encoding import keys
 from diskcache_like.encoding.copying import copier_of
@@ -29,8 +30,9 @@ class Shard:
 
     def __init__(self) -> None:
         self.slots: Any = [2] * PRIME
-        self.marks: Any = [0] * 2 * LEAST_MARKS
-        self.header: Any = [0] * 128
+        memory = bytearray(PAGE + 4 * LEAST_MARKS)
+        self.header = Words(memory, 0, HEADER_WORDS)
+        self.marks = Marks(memory, PAGE, PRIME)
         self.slot_prime = PRIME
 
 
@@ -220,8 +222,7 @@ def test_a_hit_leaves_what_the_policy_goes_by(
     bench.hot.count(counts)
     bench.keep("key", "value")
     assert bench.look("key") == "value"
-    index = mark_place(HASH, PRIME) & MARKING[0][0]
-    assert bench.shard.marks == [noted if each == index else 0 for each in range(2 * LEAST_MARKS)]
+    assert (bench.shard.marks[HASH], bench.shard.marks[4 * HASH]) == (noted, 0)
     assert bench.counters == [counted, 0]
 
 
@@ -231,12 +232,12 @@ def test_a_probe_leaves_nothing(bench: Bench) -> None:
     bench.keep("key", "value")
     entry = bench.hot.probe("key")
     assert entry is not None
-    assert (entry[6][0], max(bench.shard.marks), bench.counters) == (0, 0, [0, 0])
+    assert (entry[6][0], bench.shard.marks[HASH], bench.counters) == (0, 0, [0, 0])
 
 
 @pytest.mark.parametrize("policy", ["least-recently-stored", "least-recently-used", "second-chance"])
 def test_a_hit_on_what_a_server_has_keeps_it_in_memory_for_longer(bench: Bench, policy: str) -> None:
-    bench.shard.marks, bench.shard.header = SharedWords.marks, SharedWords.header
+    bench.shard.marks = SharedWords.marks
     bench.hot.mark_for(policy_named(policy))
     bench.keep("key", "value")
     assert bench.look("key") == "value"

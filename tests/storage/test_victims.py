@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.traces.policies import hit_ratio
 from diskcache_like import Cache, FanoutCache
-from diskcache_like.coherence.generations import FARTHEST, MAX_WORD, Header
+from diskcache_like.coherence.generations import FARTHEST, MAX_WORD, UNCOUNTED, Header
 from diskcache_like.settings.policies import RECENCY
 from diskcache_like.storage import shards
 from diskcache_like.storage.shard.limits import Limits
@@ -142,14 +142,14 @@ def test_marks_grow_with_the_entries_and_say_the_same(tmp_path: Path, policy: st
         shard, generations = store_.shard, store_.shard.generations
         before = generations.allocated
         store(cache, range(5_000))
-        row = Queued(cache._rows.locate(77)[1], 1, 1)
+        row = Queued(cache._rows.locate(77)[1], 1, 1, 1)
         for _ in range(3):
             assert cache[77]
-        victims = store_.evictor._victims
+        use_of = store_.evictor._victims._use
         for entries in (3_000, 10_000, 40_000):
-            used = victims._uses(row) if policy == "least-frequently-used" else victims._last_use(row) // 2
+            used = use_of(row) // (1 if policy == "least-frequently-used" else 2)
             generations.grow_marks(entries, shard.policy.marks == RECENCY)
-            again = victims._uses(row) if policy == "least-frequently-used" else victims._last_use(row) // 2
+            again = use_of(row) // (1 if policy == "least-frequently-used" else 2)
             assert abs(used - again) <= 1 << shard.header[Header.MARKS]
         assert generations.allocated > before + 4 * 40_000
         assert cache.check() == []
@@ -196,6 +196,28 @@ def test_it_hits_as_often_as_the_simulator_says(tmp_path: Path, kind: type[Cache
     assert hits / len(keys) > hit_ratio("FIFO", kept, keys) + 0.02
 
 
+def test_deletions_leave_it_known_how_many_are_on_probation(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    with Cache(tmp_path, **SETTINGS) as cache:
+        many = fill(cache)
+        (store_,) = cache._shards.stores
+        header, names = store_.shard.header, list[Any](cache)
+        for number in range(many, 6 * many):
+            index = draw.randrange(len(names))
+            cache.delete(names[index])
+            names[index] = number
+            store(cache, [number])
+            names = [name for name in names if name in cache] if number % many == 0 else names
+        store_.flush(None)
+        statement = "SELECT count(*) FROM entry WHERE id > ?"
+        ((unmoved,),) = store_.shard.connection.select(statement, (header[Header.BOUNDARY],))
+        assert 0.8 < header[Header.UNMOVED] / unmoved < 1.25
+
+        header[Header.COUNT] = UNCOUNTED
+        cache.clear()
+        assert header[Header.UNMOVED] == 0
+
+
 def test_damage_to_its_words_only_lets_others_go(tmp_path: Path) -> None:
     draw = random.Random(11)
     with Cache(tmp_path, **SETTINGS) as cache:
@@ -205,8 +227,7 @@ def test_damage_to_its_words_only_lets_others_go(tmp_path: Path) -> None:
         for turn in range(40):
             for word in (Header.BOUNDARY, Header.UNMOVED, Header.MARKS):
                 header[word] = draw.choice((0, 1, header[Header.TICK], 1 << 63, MAX_WORD, draw.getrandbits(64)))
-            for index in range(1 << 15):
-                generations.ghosts[index] = draw.getrandbits(32)
+            generations._cells[: 1 << 15] = draw.randbytes(1 << 15)
             store(cache, [(turn, number) for number in range(100)])
             assert cache.volume() <= 1.01 * LIMIT
         assert cache.check() == []

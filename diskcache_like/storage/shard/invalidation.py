@@ -18,6 +18,7 @@ from .ownership import ALL_SLOTS, HOME
 
 WRITE_COST = FRAME  # bytes that the WAL grows by for most writes
 _TICK, _WRITTEN, _COUNT, _UNMOVED = Header.TICK, Header.WRITTEN, Header.COUNT, Header.UNMOVED  # for the hot paths
+_SPREAD = 0x9E3779B97F4A7C15  # numbers that follow each other are far apart when multiplied by it (D. Knuth)
 
 # What commits a change to one key's entry: gets the key's hash, the number of the write, and arguments of its own, in
 # one tuple because a call with a star costs as much as two without.
@@ -117,19 +118,23 @@ class Invalidation:
 
     def count(self, added: int) -> None:
         """Add to the number of entries in the header; within a transaction, when that is committed."""
-        txn = self._connection.txn
+        txn, removed = self._connection.txn, max(-added, 0)
         if txn is not None:
             txn.added += added
+            txn.removed += removed
         else:
-            self.count_committed(added)
+            self.count_committed(added, removed)
 
-    def count_committed(self, added: int) -> None:
-        """Add what a commit has added to the number of entries."""
+    def count_committed(self, added: int, removed: int) -> None:
+        """Add what a commit has added to the number of entries, of which it has `removed` some."""
         header = self._shard.header
-        count = header[_COUNT]
-        # What goes is taken to be as old as all entries are; eviction knows it, and corrects this.
-        unmoved = header[_UNMOVED] + (added if added > 0 else added * min(header[_UNMOVED], count) // max(count, 1))
-        header[_UNMOVED] = min(max(unmoved, 0), MAX_WORD)
+        count, unmoved = header[_COUNT], header[_UNMOVED]
+        # What goes is taken to be as old as all entries are, and rounded up or down as the tick has it, so that many
+        # removals come to the right sum; eviction knows it, and corrects this.
+        if removed:
+            of = max(removed, count if count != UNCOUNTED else unmoved)
+            unmoved -= (removed * min(unmoved, of) + header[_TICK] * _SPREAD % of) // of
+        header[_UNMOVED] = min(max(unmoved + added + removed, 0), MAX_WORD)
         if count != UNCOUNTED:
             count += added
             header[_COUNT] = count if 0 <= count < UNCOUNTED else UNCOUNTED  # less than none is damage

@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from ...coherence._native import Marks
 from ...coherence.byte_locks import ByteLocks
-from ...coherence.generations import GenerationFile, Header, Words, prime_below
+from ...coherence.generations import UNREAD_MARKS, GenerationFile, Header, Words, prime_below
 from ...coherence.ring import Ring, Written, file_number
 from ...coherence.write_lock import WriteLock
 from ...crypto.keyring import Sealer
@@ -88,7 +89,7 @@ class OpenShard(Limits):
         self.generations: GenerationFile
         self.header: Words
         self.slots: Words
-        self.marks: Words
+        self.marks: Marks
         self.ring: Ring | None = None
         self.appender: Appender | None = None  # made by the first write that finds nothing due
         self.buffer = 0  # its number
@@ -254,7 +255,8 @@ class OpenShard(Limits):
             self._give_back(lock)
             self.appender = None
             # A reader on its way finds odd slots and another epoch.
-            self.header = self.slots = self.marks = CLOSED
+            self.header = self.slots = CLOSED
+            self.marks = UNREAD_MARKS
             lock.release_and_close(self._mark_closed)
         except BaseException:  # the next call opens it anew; what is still open goes with the last reference to it
             self.token = NOT_OPEN

@@ -299,7 +299,7 @@ class Transactions:
         self.refuse_inherited(txn)
         if not txn.committed:
             self._commit(txn)
-        self.invalidation.count_committed(txn.added)
+        self.invalidation.count_committed(txn.added, txn.removed)
         self._finish(txn)
 
     def _commit(self, txn: Transaction) -> None:
@@ -358,7 +358,7 @@ class Savepoint:
         self._part = part
         self._txn = txn
         self._depth = txn.depth
-        self._added, self._files = txn.added, len(txn.files)
+        self._counts, self._files = (txn.added, txn.removed), len(txn.files)
         self._name = f"nested_{self._depth + 1}"
         # Until it has ended, nothing around it may be committed. Set before it begins, so that this also holds if it is
         # interrupted there: its name may be used again.
@@ -382,7 +382,7 @@ class Savepoint:
             return
         with suppress(CacheError):
             part.connection.execute(f"ROLLBACK TO {self._name}")
-            txn.added = self._added
+            txn.added, txn.removed = self._counts
             part.upkeep.unlink_unused(txn.files[self._files :])
             del txn.files[self._files :]
             part.connection.execute(f"RELEASE {self._name}")

@@ -128,8 +128,10 @@ DELETE_ALL = "DELETE FROM entry"
 UNTAG_ALL = "DELETE FROM tagged"
 TRASH_ALL = _walk("INSERT OR IGNORE INTO trash SELECT file, size, NULL FROM entry WHERE file IS NOT NULL")
 QUICK_CHECK = _walk("PRAGMA quick_check(1)")
-OLDEST = _walk("""SELECT h, id, CASE WHEN typeof(version) = 'integer' THEN version ELSE 0 END FROM entry
-    WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?""")
+# The second column is the tick at which a row was inserted, or moved back (schema.MOVED_BACK).
+OLDEST = _walk(f"""SELECT h, id + (id < 0) * {MOVED_BACK}, id,
+    CASE WHEN typeof(version) = 'integer' THEN version ELSE 0 END FROM entry
+    WHERE id BETWEEN ? AND ? ORDER BY id LIMIT ?""")  # noqa: S608 - made of constants
 MOVE = "UPDATE entry SET id = ? WHERE id = ?"
 
 # Sizes that are no integers become -1, which `check` reports.

@@ -82,7 +82,7 @@ class Evictor:
         volume = self.remover.live_volume() + incoming
         free = quota.left(volume)
         if self._connection.txn is None and not incoming and volume > self._shard.limit - 2 * slack:
-            while -MOST_SLACKS * slack < free < slack and self._evict_slice(3 * slack - free):
+            while -MOST_SLACKS * slack < free < slack and self._evict_slice(3 * slack - free, volume):
                 volume = self.remover.live_volume()
                 free = quota.left(volume)
                 if self._waiting() <= free < slack:
@@ -101,13 +101,15 @@ class Evictor:
         ring = self._shard.ring
         return 0 if ring is None else min(2 * ring.waiting(), self.quota.slack)
 
-    def _evict_slice(self, excess: int) -> int:
+    def _evict_slice(self, excess: int, volume: int) -> int:
         """Remove entries which should free about `excess` bytes, but no more than one write may; return how many.
+
+        `volume`: the bytes in use.
 
         What waits in the write buffer is newer than what goes, and stays there.
         """
         remover = self.remover
-        most = remover.entries_in(excess)
+        most = remover.entries_in(excess, volume)
         most = min(most, SLICE if most >= RARE else FEW)
         places = remover.select(sql.SELECT_EXPIRED, (self._shard.now(),), most)
         removed = len(remover.delete(places, locked=True)) if places else self._evict(most)
@@ -170,8 +172,15 @@ class Evictor:
         """Remove expired entries, then live ones, until the volume is at most `target`; return the volume."""
         if self._connection.txn is None:
             self._trash.empty()
-        self._remove(lambda: self.remover.entries_in(self.remover.live_volume() - target))
-        return self.remover.live_volume()
+        volume = self.remover.live_volume()
+
+        def excess() -> int:
+            nonlocal volume
+            volume = self.remover.live_volume()
+            return self.remover.entries_in(volume - target, volume)
+
+        self._remove(excess)
+        return volume
 
     def keep_to_number(self) -> None:
         """Remove expired entries, then live ones, if there are too many.
@@ -205,7 +214,7 @@ class Evictor:
     def evict_excess(self) -> int:
         """Remove a batch of live entries if there is too much; return how many."""
         volume = self.remover.live_volume()
-        too_large = self.remover.entries_in(min(-self.quota.left(volume), volume - self._shard.limit))
+        too_large = self.remover.entries_in(min(-self.quota.left(volume), volume - self._shard.limit), volume)
         excess = max(too_large, self.remover.known_count() - self._shard.most)
         evicted = self._evict(excess) if excess > 0 else 0
         if not evicted:
@@ -239,6 +248,7 @@ class Evictor:
         """
         places = [row.place for row in choice.evicted]
         if self._connection.txn is not None:
+            choice.moved.clear()
             return len(self.remover.delete(places, locked=False))
         try:
             with self._transactions.batch():
@@ -251,4 +261,5 @@ class Evictor:
             if isinstance(error, StorageError) and not isinstance(error.__cause__, IntegrityError):
                 raise
             self._connection.verify_open(error)
+            choice.moved.clear()
             return len(self.remover.delete(places, locked=True))

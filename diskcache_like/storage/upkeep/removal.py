@@ -143,12 +143,11 @@ class Remover:
             return int(number)
         return header[Header.COUNT]
 
-    def entries_in(self, size: int) -> int:
-        """Return how many entries take about so many bytes; 0 for none."""
+    def entries_in(self, size: int, volume: int) -> int:
+        """Return how many entries take about so many bytes, if all take `volume`; 0 for none."""
         if size <= 0:
             return 0
-        used = self.live_volume() - self._shard.control_bytes
-        return size * self.known_count() // max(used, 1) + 1
+        return size * self.known_count() // max(volume - self._shard.control_bytes, 1) + 1
 
     def live_volume(self) -> int:
         """Return the bytes in use, seen through the writing connection."""

@@ -23,20 +23,17 @@ words of the header are damaged, made anew or out of date, other entries are evi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import merge
 from itertools import islice
-from operator import attrgetter
+from operator import itemgetter
 from typing import Final, NamedTuple
 
-from ...coherence.generations import MARKING, MOST_MARK, NEVER, Header, mark_place
-from ...settings.policies import FREQUENCY, NO_MARKS
-from ..shard.ghosts import Ghosts
+from ...coherence.generations import NEVER, Header
+from ...settings.policies import FREQUENCY, NO_MARKS, RECENCY
 from ..shard.open_shard import OpenShard
-from ..shard.ownership import HOME
 from ..shard.reader import places_of
 from ..sqlite import statements as sql
-from ..sqlite.schema import MOVED_BACK
 
 _BOUNDARY, _UNMOVED = Header.BOUNDARY, Header.UNMOVED
 PART = 10  # of the entries, one is on probation
@@ -52,13 +49,9 @@ class Queued(NamedTuple):
     """A row as it lies in the queue."""
 
     place: int
+    since: int  # the write at which it was inserted or moved
     number: int
     written: int  # the write of its value
-
-    @property
-    def since(self) -> int:
-        """Return the write at which it was inserted or moved."""
-        return self.number if self.number > 0 else self.number + MOVED_BACK
 
 
 class Choice(NamedTuple):
@@ -80,10 +73,13 @@ class Victims:
         if self._shard.policy.tries:
             last = self._boundary()
             excess = self._shard.header[_UNMOVED] - max(count // PART, min(LEAST, count // 2))
-            new = islice(self._rows(last + 1, NEVER, wanted), min(max(excess, 0), looks))
-            self._end_probation(new, count, wanted, choice)
+            most = min(max(excess, 0), looks)
+            self._end_probation(islice(self._rows(last + 1, NEVER, wanted), most), count, wanted, choice)
+            found = len(choice.evicted) + len(choice.moved)
+            if found < most and len(choice.evicted) < wanted:  # there are no more
+                self._shard.header[_UNMOVED] = found
         if len(choice.evicted) < wanted:
-            queue = merge(self._rows(0, last, wanted), self._rows(_LOWEST, -1, wanted), key=attrgetter("since"))
+            queue = merge(self._rows(0, last, wanted), self._rows(_LOWEST, -1, wanted), key=itemgetter(1))
             self._choose_least_used(islice(queue, looks), count, wanted, choice)
         if not choice.evicted:  # all are on probation and were used, or damage has made the boundary anything
             return Choice([*islice(self._rows(_LOWEST, NEVER, wanted), wanted)], [])
@@ -112,15 +108,15 @@ class Victims:
             if not rows:
                 break
             yield from map(Queued._make, rows)
-            low = rows[-1][1] + 1
+            low = rows[-1][2] + 1
 
     def _choose_least_used(self, queue: Iterator[Queued], count: int, wanted: int, choice: Choice) -> None:
         """Evict what was used least at the head of the queue, and have the rest of what was used there moved."""
         counts, is_all = self._shard.policy.marks == FREQUENCY, count <= ALL
-        lacking, unused = wanted - len(choice.evicted), 0
+        lacking, unused, use_of = wanted - len(choice.evicted), 0, self._use
         head: list[tuple[int, int, Queued, int]] = []
         for row in queue:
-            use, since = self._use(row), row.since
+            use, since = use_of(row), row.since
             head.append((use if counts else max(use, 2 * since), since, row, use))
             unused += not use
             if unused >= lacking and not is_all:
@@ -132,56 +128,49 @@ class Victims:
         if counts:
             self._keep_counts(choice)
 
-    def _use(self, row: Queued) -> int:
-        """Return how often a row was used, or twice the time of its last use since it was inserted or moved; or 0.
+    @property
+    def _use(self) -> Callable[[Queued], int]:
+        """Return the function that tells how a row was used, as the policy wants it."""
+        uses = {NO_MARKS: self._last_write, RECENCY: self._last_use, FREQUENCY: self._count}
+        return uses[self._shard.policy.marks]
+
+    def _last_use(self, row: Queued) -> int:
+        """Return twice the time of the last use since a row was inserted or moved, or 0.
 
         A use after a write, and before the next one, has an odd number.
         """
-        marks = self._shard.policy.marks
-        if marks == FREQUENCY:
-            return self._uses(row)
-        last = 2 * row.written if marks == NO_MARKS else max(2 * row.written, self._last_use(row))
-        return last if last > 2 * row.since else 0
+        place, since, _, written = row
+        return self._shard.marks.last_use(place, written, since)
 
-    def _mark_of(self, row: Queued) -> int:
-        """Return the index of an entry's mark."""
-        place = mark_place(row.place & HOME, self._shard.slot_prime)
-        return place & MARKING[self._shard.header[Header.MARKS] & 15][0]
+    def _last_write(self, row: Queued) -> int:
+        """Return the same as if writes were the only uses."""
+        return 2 * row.written if row.written > row.since else 0
 
-    def _last_use(self, row: Queued) -> int:
-        """Return twice the time of the last use and one more; 0 if the mark tells of no use."""
-        header = self._shard.header
-        shift = MARKING[header[Header.MARKS] & 15][1]
-        mark, now = self._shard.marks[self._mark_of(row)], header[Header.TICK] >> shift
-        last = now - (now - mark & MOST_MARK)
-        # A mark tells the time only roughly: a use at about the time of the row's insertion counts as a later one.
-        return 2 * max(last << shift, row.since) + 1 if mark and last >= row.since >> shift else 0
-
-    def _uses(self, row: Queued) -> int:
+    def _count(self, row: Queued) -> int:
         """Return how often a row was used; half is forgotten after some turns of the queue."""
         header = self._shard.header
         period = TURNS * max(header[Header.COUNT], 1)
         turns = header[Header.TICK] // period - row.since // period  # none where the row's number was planted
-        return self._shard.marks[self._mark_of(row)] >> max(turns, 0)
+        return self._shard.marks[row.place] >> max(turns, 0)
 
     def _keep_counts(self, choice: Choice) -> None:
         """Clear the counts of what goes, and store those of what stays, of which some is forgotten."""
         marks = self._shard.marks
         for row in choice.moved:
-            marks[self._mark_of(row)] = self._uses(row)
+            marks.put(row.place, self._count(row))
         for row in choice.evicted:
-            marks[self._mark_of(row)] = 0
+            marks.put(row.place, 0)
 
     # -- probation ----------------------------------------------------------------------------------------------------
 
     def _end_probation(self, rows: Iterator[Queued], count: int, wanted: int, choice: Choice) -> None:
         """Evict some of the oldest rows that are on probation, or have them moved."""
-        now, ghosts = self._shard.header[Header.TICK], Ghosts(self._shard, count)
+        now, marks, use_of = self._shard.header[Header.TICK], self._shard.marks, self._use
         for row in rows:
-            if ghosts.knows(row.place) or self._use(row) >= row.since + now:
+            if marks.knows(row.place, count) or use_of(row) >= row.since + now:
                 choice.moved.append(row)
                 continue
             choice.evicted.append(row)
-            ghosts.leave(row.place)
+            marks.leave(row.place)
             if len(choice.evicted) >= wanted:
                 break
