@@ -5,11 +5,13 @@
 
 #include "_types.h"
 
+#include <string.h>
+
 #define GHOSTS 4                  /* that lie beside each other */
 #define UNIT 6                    /* bits of the number of evictions that a ghost leaves out */
 #define MIX 0x9E3779B97F4A7C15u   /* so that similar hashes have other fingerprints (D. Knuth) */
 #define STEP 6364136223846793005u /* of a linear congruential generator (D. Knuth, MMIX) */
-#define EXACT 16                  /* uses that are counted one by one */
+#define EXACT 32                  /* uses that are counted one by one */
 #define COARSE 64                 /* the most uses that are counted at once */
 #define MARKED 1                  /* of the kinds of marks in settings/policies.py: the bit of all that leave one, */
 #define COUNTED 2                 /* and that of those which count */
@@ -92,12 +94,12 @@ static uint64_t used_at(uint16_t mark, uint64_t tick, unsigned shift)
     return (now - ((now - mark) & 0xFFFF)) << shift;
 }
 
-/* From EXACT uses on a count grows by an eighth of itself, with a chance that makes up for it: most hits on what is
+/* From EXACT uses on a count grows by a sixteenth of itself, with a chance that makes up for it: most hits on what is
    used much write nothing that other processes wait for. */
 static void count_use(Marks *self, uint16_t *mark)
 {
     uint16_t count = __atomic_load_n(mark, __ATOMIC_RELAXED);
-    unsigned step = count < EXACT ? 1 : count < 8 * COARSE ? count >> 3 : COARSE;
+    unsigned step = count < EXACT ? 1 : count < 16 * COARSE ? count >> 4 : COARSE;
     uint64_t chance;
     if (step > 1) {
         chance = __atomic_load_n(&self->chance, __ATOMIC_RELAXED) * STEP + 1;
@@ -152,6 +154,34 @@ static PyObject *marks_put(PyObject *self, PyObject *const *args, Py_ssize_t cou
     mark = mark < 0xFFFF ? mark : 0xFFFF;
     __atomic_store_n(mark_of((Marks *)self, home, &shift), (uint16_t)mark, __ATOMIC_RELAXED);
     Py_RETURN_NONE;
+}
+
+/* Let a time leave out one more bit. */
+static uint16_t halved(uint16_t mark, uint64_t now)
+{
+    uint16_t time = (uint16_t)((now - ((now - mark) & 0xFFFF)) >> 1);
+    return !mark ? 0 : time ? time : 0xFFFF;
+}
+
+static PyObject *marks_grow(PyObject *object, PyObject *are_times)
+{
+    Marks *self = (Marks *)object;
+    uint64_t doubled = dl_load(self->header + DL_MARKS), now = dl_load(self->header + DL_TICK) >> (doubled & 15);
+    uint64_t cells = (uint64_t)DL_LEAST_CELLS << (doubled & 15), index;
+    int is_time = PyObject_IsTrue(are_times);
+    uint16_t *marks;
+    if (is_time < 0)
+        return NULL;
+    if (2 * cells > self->most)
+        Py_RETURN_FALSE;
+    for (index = 0; index < cells && is_time; index++) {
+        marks = (uint16_t *)(self->cells + 2 * index);
+        __atomic_store_n(marks, halved(__atomic_load_n(marks, __ATOMIC_RELAXED), now), __ATOMIC_RELAXED);
+        __atomic_store_n(marks + 1, halved(__atomic_load_n(marks + 1, __ATOMIC_RELAXED), now), __ATOMIC_RELAXED);
+    }
+    memcpy(self->cells + 2 * cells, self->cells, 8 * cells);
+    dl_store(self->header + DL_MARKS, (doubled & 15) + 1);
+    Py_RETURN_TRUE;
 }
 
 static PyObject *marks_last_use(PyObject *object, PyObject *const *args, Py_ssize_t count)
@@ -231,6 +261,7 @@ static PyObject *marks_leave(PyObject *object, PyObject *index)
 
 static PyMethodDef marks_methods[] = {
     {"put", (PyCFunction)(void (*)(void))marks_put, METH_FASTCALL, NULL},
+    {"grow", marks_grow, METH_O, NULL},
     {"last_use", (PyCFunction)(void (*)(void))marks_last_use, METH_FASTCALL, NULL},
     {"knows", (PyCFunction)(void (*)(void))marks_knows, METH_FASTCALL, NULL},
     {"leave", marks_leave, METH_O, NULL},

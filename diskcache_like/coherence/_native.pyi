@@ -87,7 +87,7 @@ class Marks:
     def __setitem__(self, home: int, kind: int, /) -> None:
         """Count a use; `kind` is one of settings/policies.py: nothing, the present time, or one more use.
 
-        16 uses are counted one by one, more of them by chance.
+        32 uses are counted one by one, more of them by chance.
         """
 
     def __getitem__(self, home: int, /) -> int:
@@ -95,6 +95,13 @@ class Marks:
 
     def put(self, home: int, mark: int, /) -> None:
         """Store the mark of a key, the largest one instead of any that is larger."""
+
+    def grow(self, are_times: bool, /) -> bool:
+        """Use twice as many cells, whose blocks are allocated; return False if there are not so many.
+
+        The others begin as copies. `are_times`: the marks tell times, which leave out one more bit from now on. Holds
+        the GIL, for about 2 ms where there are a million marks. The caller holds the write lock.
+        """
 
     def last_use(self, home: int, written: int, since: int, /) -> int:
         """Return twice the write after which an entry was last used since `since`, and one more; or 0.

@@ -40,7 +40,6 @@ PAGE: Final = 4096
 HEADER_WORDS: Final = PAGE // 8
 LEAST_MARKS: Final = 2 * _native.LEAST_CELLS
 MOST_MARKS: Final = 2**21
-_HALF: Final = (1 << 16) - 1  # of a cell's halves, the last two are marks
 _REGION: Final = 4 * MOST_MARKS  # bytes of all cells
 MIN_SLOTS: Final = 2**4
 MAX_SLOTS: Final = 2**20
@@ -276,22 +275,9 @@ class GenerationFile:
         The caller holds the write lock. `entries` may be UNCOUNTED. `are_times`: the marks tell times, not counts.
         """
         header = self.header
-        while entries != UNCOUNTED and (present := _marks_for(header[Header.MARKS])) < min(2 * entries, MOST_MARKS):
-            index = header[Header.MARKS] & 15
-            if not self._allocate_marks(index + 1):
+        while entries != UNCOUNTED and _marks_for(header[Header.MARKS]) < min(2 * entries, MOST_MARKS):
+            if not self._allocate_marks((header[Header.MARKS] & 15) + 1) or not self.marks.grow(are_times):
                 break
-            if are_times:
-                self._rescale(2 * present, header[Header.TICK] >> index)
-            self._cells[4 * present : 8 * present] = self._cells[: 4 * present]
-            header[Header.MARKS] = index + 1
-
-    def _rescale(self, end: int, now: int) -> None:
-        """Let the times leave out one more bit; `now` is the present time, in the unit that they have so far."""
-        halves = self._cells.cast("H")
-        for first in (0, 1):
-            marks = halves[first:end:4]
-            times = [now - (now - mark & _HALF) if mark else 0 for mark in marks]
-            marks[:] = array("H", [time >> 1 & _HALF or _HALF if time else 0 for time in times])
 
     def _allocate_marks(self, index: int) -> bool:
         """Allocate the blocks for this value of MARKS; return False if the file was replaced or the disk is full."""

@@ -304,7 +304,8 @@ class WriteBuffer:
             may_block()
             if header[_FILES]:  # of which some may be for the trash, once what waits is flushed
                 self.flush()
-            self._maintenance.run(0)
+            checkpointer = self._maintenance.recovery.checkpointer
+            self._maintenance.run(0, makes_room=checkpointer.blocked or not checkpointer.is_due())
         elif (waiting := ring.waiting()) > self._bound(ring):
             may_block()
             quota = self._maintenance.evictor.quota

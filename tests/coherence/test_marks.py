@@ -36,6 +36,26 @@ def test_a_mark_tells_the_time_of_the_last_use(tick: int, doubled: int) -> None:
     assert marks.last_use(home, 1, tick + (4 << doubled)) == 0  # of the entry before it
 
 
+def test_marks_and_ghosts_are_the_same_when_more_cells_are_used() -> None:
+    header, marks = make(4 * LEAST_CELLS)
+    for number, home in enumerate(HOMES[:100]):
+        header[Header.TICK] = 1_000 + number
+        marks[home] = RECENCY
+        marks.leave(home)
+    for doubled in (1, 2):
+        assert marks.grow(True)
+        assert header[Header.MARKS] == doubled
+        for number, home in enumerate(HOMES[:100]):
+            assert 0 <= 1_000 + number - marks.last_use(home, 1, 1) // 2 < 1 << doubled
+            assert marks.knows(home, 1_000)
+    assert not marks.grow(True)
+    assert header[Header.MARKS] == 2
+    header, marks = make(2 * LEAST_CELLS)
+    marks.put(HOMES[0], 77)
+    assert marks.grow(False)
+    assert marks[HOMES[0]] == 77
+
+
 def test_a_place_beside_its_home_has_the_mark_of_its_home() -> None:
     header, marks = make()
     header[Header.TICK] = 3
@@ -54,10 +74,10 @@ def test_no_mark_is_left_where_the_policy_needs_none() -> None:
 def test_few_uses_are_counted_exactly_and_many_nearly() -> None:
     _, marks = make()
     seen = []
-    for _ in range(16):
+    for _ in range(32):
         marks[HOMES[0]] = FREQUENCY
         seen.append(marks[HOMES[0]])
-    assert seen == list(range(1, 17))
+    assert seen == list(range(1, 33))
     for uses in (100, 1_000, 20_000):
         counts = []
         for home in HOMES[:20]:

@@ -21,7 +21,7 @@ from .quota import FEW, RARE, Quota
 from .removal import BATCH, Remover
 from .victims import Choice, Victims
 
-SLICE: int = 320  # entries that one write evicts at most; that takes one to two milliseconds
+SLICE: int = 128  # entries that one write evicts at most; that takes one to two milliseconds
 MOST_SLACKS = 4  # by which a shard may exceed its part and still evict in slices; more did not come in bit by bit
 AT_ONCE = -1  # instead of the bytes that may be written until the next look: the next write goes on
 
