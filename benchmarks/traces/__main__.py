@@ -2,7 +2,8 @@
 
 Prints for each trace a table of hit ratios, by policy and size of the cache, and draws them. A size is a share of the
 trace's objects (`10%`) or a number of entries (`5000`); an entry counts as one whatever its size. `--replay` also
-replays each trace on this package and on DiskCache. `--docs PAGE.md` puts the tables into the page's marked place.
+replays each trace on this package and on DiskCache. `--docs PAGE.md` puts tables and pictures into the page's marked
+place.
 
 Exit status: 0 good; 1 the public trace cannot be fetched and `--strict` given; 2 a file cannot be read or the command
 line is wrong; 130 interrupted.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from benchmarks.traces.sources import SEED, SYNTHETIC, Trace, public, synthetic
 from benchmarks.workspace import workspace
 
 MARK = "traces"
+IMAGES = Path("images", "traces")
 ALL = "all"  # synthetic traces
 SIZES = "0.1%,1%,10%,30%"
 COLOURS = (GREY, SKY, ORANGE, GREEN, PURPLE, VERMILLION, GREY, BLUE, BLUE, BLACK)  # in the order of `NAMES`
@@ -132,8 +134,8 @@ def table(found: Found) -> Table:
     return made
 
 
-def picture(found: Found, directory: Path) -> None:
-    """Draw hit ratio against size, as PNG and SVG."""
+def picture(found: Found, directory: Path, formats: Iterable[str] = plots.FORMATS) -> str:
+    """Draw hit ratio against size; return the name of the files."""
     across = sorted(found.entries)
     with panels.styled():
         made = panels.figure(f"{found.trace.name}: hits by size of the cache", table(found).notes[0], 4.2)
@@ -146,7 +148,9 @@ def picture(found: Found, directory: Path) -> None:
         axes.set_xticks(across, [found.entries[size].replace(" (", "\n(") for size in across])
         axes.xaxis.minorticks_off()
         panels.legend_beside(axes)
-        plots.save(made, directory, "traces-" + re.sub(r"[^\w.]+", "-", found.trace.name))
+        name = "traces-" + re.sub(r"[^\w.]+", "-", found.trace.name)
+        plots.save(made, directory, name, formats)
+    return name
 
 
 def work(asked: argparse.Namespace) -> int:
@@ -167,7 +171,11 @@ def work(asked: argparse.Namespace) -> int:
     if asked.json:
         write_json(asked.json, {"traces": [as_data(found) for found in every], "absent": absent})
     if asked.docs:
-        page.put(asked.docs, MARK, "\n".join(one.markdown() for one in tables))
+        images = asked.docs.parent.parent / IMAGES
+        drawn = [
+            f"![{found.trace.name}]({Path('..', IMAGES, picture(found, images, ['svg']))}.svg)\n" for found in every
+        ]
+        page.put(asked.docs, MARK, "\n".join([*(one.markdown() for one in tables), *drawn]))
     return MISSED_ONE if absent and asked.strict else GOOD
 
 

@@ -78,7 +78,7 @@ def each_name(tags: str) -> str:
 
 _ADD_TAGS = f"INSERT OR IGNORE INTO tagged SELECT value, new.h FROM {each_name('new.tags')};"  # noqa: S608 - made of constants
 _DROP_TAGS = f"DELETE FROM tagged WHERE tag IN (SELECT value FROM {each_name('old.tags')}) AND place = old.h;"  # noqa: S608 - made of constants
-# Most rows that have tags have one, whose name is the whole column: they fire triggers of their own, which take less time.
+# Most rows that have tags have one, whose name is the whole column: they fire triggers of their own, which are faster.
 ON_TAGGED_INSERT = f"""CREATE TRIGGER entry_tagged AFTER INSERT ON entry WHEN {_HAS_SEVERAL.format("new.tags")} BEGIN
     {_ADD_TAGS}
 END"""

@@ -203,7 +203,8 @@ class TestCommand:
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         pytest.importorskip("diskcache")
-        trace, told, document = tmp_path / "t.txt", tmp_path / "found.json", tmp_path / "page.md"
+        trace, told, document = tmp_path / "t.txt", tmp_path / "found.json", tmp_path / "docs" / "results" / "page.md"
+        document.parent.mkdir(parents=True)
         trace.write_text("\n".join(str(number * number % 89) for number in range(400)))
         document.write_text("\n".join(page.marks("traces")))
         out = ["--out", str(tmp_path), "--directory", str(tmp_path), "--json", str(told), "--docs", str(document)]
@@ -216,6 +217,8 @@ class TestCommand:
         assert all(one["sets"]["count"] == round(300 * (1 - one["hits"])) for one in found["replays"])
         assert {"traces-t.txt.png", "traces-t.txt.svg"} <= {path.name for path in tmp_path.iterdir()}
         assert "| second chance |" in document.read_text()
+        (image,) = re.findall(r"\]\((.*)\)", document.read_text())
+        assert (document.parent / image).read_text().startswith("<?xml")
         assert "10 % (4)" in capsys.readouterr().out
 
     @pytest.mark.parametrize(
