@@ -3,6 +3,7 @@
 - `main`: the parser of all commands, errors and exit codes
 - `entries`: `get`, `set`, `touch`, `retag`, `delete`, `keys`, `evict` and `sizes`
 - `whole`: `stats`, `watch`, `check`, `reset`, `expire`, `cull` and `clear`
+- `monitoring`: `bigkeys`, `hotkeys`, `tags` and `health`
 - `transfer`: `export`, `import` and `copy`
 - `migrate`: the command of that name
 - `arguments`: what arguments may be

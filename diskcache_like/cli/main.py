@@ -14,7 +14,7 @@ from .. import __version__
 from ..encoding.checksum import SOURCE
 from ..errors import CacheError, missing_dependency
 from ..storage.sqlite.connection import SQLITE_VERSION
-from . import entries, transfer, whole
+from . import entries, monitoring, transfer, whole
 from .opening import add_opening
 from .terminal import shown
 
@@ -79,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
 
     whole.add(commands, common)
     entries.add(commands, common)
+    monitoring.add(commands, common)
     transfer.add(commands, common)
     add_migrate(commands)
     script = commands.add_parser("completion", help="print a script that completes commands in a shell")

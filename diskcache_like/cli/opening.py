@@ -66,7 +66,7 @@ def is_shared(options: argparse.Namespace, directory: str) -> bool:
     return options.shared or bool(mode & stat.S_ISGID and mode & stat.S_IWGRP and not mode & stat.S_IWOTH)
 
 
-def existing(options: argparse.Namespace, kind: type[Cache] = Cache, directory: str | None = None) -> Cache:
+def existing(options: argparse.Namespace, kind: Callable[..., Cache] = Cache, directory: str | None = None) -> Cache:
     """Open the cache that the options name, or one in `directory`; raise FileNotFoundError rather than create one."""
     directory = directory or options.directory
     path = Path(directory)

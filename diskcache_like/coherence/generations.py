@@ -72,6 +72,9 @@ class Words(Protocol):
     def __len__(self) -> int: ...
 
 
+Marks = _native.Marks
+
+
 class Header:
     """Name the header's words, and say who may change each.
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, Final
 
-from ..coherence._native import Marks
-from ..coherence.generations import Words
+from ..coherence.generations import Marks, Words
 from ..disk.payloads import How, Kept, fresh
 from ..encoding import keys
 from ..settings.policies import NO_MARKS, Policy

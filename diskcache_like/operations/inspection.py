@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from ..coherence.generations import Header
 from ..encoding.record import Record
+from ..errors import Timeout
+from ..settings.policies import FREQUENCY
+from ..storage.opening.identity import is_database
+from ..storage.upkeep.checkpoints import RESERVE, WAL
+from ..system.paths import left_on_disk
+from ..system.signals import suppress
 from .parts import Parts
 
 
@@ -18,6 +26,44 @@ def records_of(cache: Parts, keys: Iterable[Any]) -> Iterator[tuple[Any, Record]
         record = rows.verified(own, location, store.read(home, stored_key))
         if record is not None and rows.is_live(record):
             yield key, record
+
+
+def uses_of(cache: Parts, keys: Iterable[Any]) -> Iterator[tuple[Any, int]]:
+    """Yield each key whose use has left a mark with how often it was used, or with less than 0: how many writes ago.
+
+    Marks tell both roughly, and entries may share one (coherence/generations.py).
+    """
+    for key in keys:
+        _, home, _ = cache._rows.locate(cache._namespaced(key))
+        shard = cache._shards.of(home).shard
+        marks, counts = shard.marks, shard.policy.marks == FREQUENCY
+        if marks[home]:
+            yield key, marks[home] if counts else marks.last_use(home, 0, 0) // 2 - shard.header[Header.TICK]
+
+
+def disk_of(cache: Parts) -> tuple[list[str], int, int, bool]:
+    """Return the paths of quarantined databases, the bytes of WALs and of room on the disk, and if that is too little.
+
+    Too little is what leaves no room to remove something.
+    """
+    aside, wal, left = list[str](), 0, left_on_disk(cache._handle.directory)
+    for store in cache._shards.stores:
+        folder, name = os.path.split(store.path)
+        aside += [os.path.join(folder, each) for each in os.listdir(folder) if is_database(each) and each != name]
+        with suppress(FileNotFoundError):
+            wal += os.stat(store.path + WAL).st_size
+    return aside, wal, left, left < RESERVE
+
+
+def is_writable(cache: Parts, timeout: float) -> bool:
+    """Tell whether the write lock of every shard can be had within some seconds each."""
+    try:
+        for store in cache._shards.stores:
+            with store.transactions.locked(timeout, flushes=False):
+                pass
+    except Timeout:
+        return False
+    return True
 
 
 def work_of(cache: Parts) -> tuple[int, int]:

@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from ..coherence._native import Marks
-from ..coherence.generations import Words
+from ..coherence.generations import Marks, Words
 from ..disk.contract import Disk
 from .shard.row import Decide, Row
 

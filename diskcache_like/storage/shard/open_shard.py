@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from ...coherence._native import Marks
 from ...coherence.byte_locks import ByteLocks
-from ...coherence.generations import UNREAD_MARKS, GenerationFile, Header, Words, prime_below
+from ...coherence.generations import UNREAD_MARKS, GenerationFile, Header, Marks, Words, prime_below
 from ...coherence.ring import Ring, Written, file_number
 from ...coherence.write_lock import WriteLock
 from ...crypto.keyring import Sealer

@@ -1,0 +1,117 @@
+"""The commands for who runs a cache: `bigkeys`, `hotkeys`, `tags` and `health`."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+from collections.abc import Iterable, Iterator
+from functools import partial
+from heapq import nlargest
+from operator import itemgetter
+from typing import Any
+
+from ..cache import Cache
+from ..errors import SettingError, Timeout
+from ..operations.inspection import disk_of, is_writable, records_of, uses_of
+from .arguments import positive
+from .entries import sizes
+from .opening import WithoutRecovery, add_namespace, existing, namespace_of, to_look_at
+from .terminal import as_json, as_text, print_json, print_table, shown
+
+FULL = 1.02  # of the limit: a write that is under way may exceed it by a little
+LONG_WAL = 64 << 20  # bytes, four times those between two checkpoints
+PATIENCE = 1.0  # seconds in which nobody should hold the write lock all the time
+VERIFIED = 100  # entries of which `health` looks whether they are whole
+
+
+def add(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add the commands of this module."""
+    for name, command, about in (
+        ("bigkeys", bigkeys, "show the keys with the largest values"),
+        ("hotkeys", hotkeys, "show the keys that were used last, or most often if the eviction policy counts uses"),
+    ):
+        look = commands.add_parser(name, parents=[common], help=about)
+        add_namespace(look)
+        look.add_argument("--count", type=positive, default=10, metavar="N", help="how many (default: 10)")
+        look.set_defaults(command=command)
+
+    tags = commands.add_parser("tags", parents=[common], help="show how many entries and bytes each tag has")
+    add_namespace(tags)
+    tags.set_defaults(command=sizes, by="tag", separator="")
+
+    test = commands.add_parser(
+        "health",
+        parents=[common],
+        help="tell in a moment whether all is well; 1 if something wants a look",
+        description="Tell whether the cache can be opened, read and written now. Unlike `check`, this reads a few"
+        " entries only, so it may run every minute.",
+        epilog="exit status: 0 all is well, 1 something wants a look, 2 the cache cannot be used",
+    )
+    test.add_argument("--count", type=positive, default=VERIFIED, metavar="N", help="entries to verify (default: 100)")
+    test.set_defaults(command=health)
+
+
+def bigkeys(options: argparse.Namespace) -> int:
+    """Print the keys with the largest values, the largest first."""
+    with to_look_at(options, values=False) as whole:
+        cache = namespace_of(whole, options)
+        found = ((record.value_size, key) for key, record in records_of(cache, cache))
+        _print(options, "bytes", nlargest(options.count, found, key=itemgetter(0)))
+    return 0
+
+
+def hotkeys(options: argparse.Namespace) -> int:
+    """Print the keys that were used last, or most often, those first."""
+    with existing(options, WithoutRecovery) as whole:
+        cache = namespace_of(whole, options)
+        what = {"least-frequently-used": "uses", "none": "", "least-recently-stored": ""}.get(
+            policy := str(whole.reset("eviction_policy")), "writes_ago"
+        )
+        if not what:
+            raise SettingError(f"uses leave no marks under eviction_policy {policy!r}, so nobody knows what is hot")
+        most = nlargest(options.count, uses_of(cache, cache), key=itemgetter(1))
+        _print(options, what, [(abs(use), key) for key, use in most])
+    return 0
+
+
+def _print(options: argparse.Namespace, what: str, found: Iterable[tuple[int, Any]]) -> None:
+    if options.json:
+        for number, key in found:
+            print_json({"key": as_json(key), what: number})
+    else:
+        print_table(("key", what.replace("_", " ")), [(as_text(key), f"{number:,}") for number, key in found])
+
+
+def health(options: argparse.Namespace) -> int:
+    """Print what was looked at, a line each; return 1 if something wants a look."""
+    looks = list[dict[str, Any]]()
+    try:
+        with existing(options, partial(WithoutRecovery, timeout=PATIENCE)) as cache:
+            looks += [{"look": look, "ok": ok, "found": found} for look, ok, found in _looks(cache, options.count)]
+    except Timeout:  # to close it, the lock is needed as well
+        if not looks:
+            raise
+    for one in looks:
+        if options.json:
+            print_json(one)
+        else:
+            print(shown(f"{'ok' if one['ok'] else 'LOOK':<6}{one['look']:<12}{one['found']}"))
+    return 0 if all(one["ok"] for one in looks) else 1
+
+
+def _looks(cache: Cache, count: int) -> Iterator[tuple[str, bool, str]]:
+    """Yield what is looked at, whether all is well with it, and what was found."""
+    limit, volume = cache.size_limit, cache.volume()
+    evicts = cache.reset("eviction_policy") != "none"
+    yield "volume", not evicts or volume <= FULL * limit, f"{volume:,} bytes, {volume / max(limit, 1):.0%} of the limit"
+    aside, wal, left, is_tight = disk_of(cache)
+    yield "disk", not is_tight, f"{left:,} bytes left"
+    yield "journal", wal <= LONG_WAL, f"{wal:,} bytes"
+    names = ", ".join(map(os.path.basename, aside))
+    yield "quarantine", not aside, f"damaged databases that were put aside: {names}" if aside else "none"
+    verified = sum(1 for _ in records_of(cache, itertools.islice(cache, count)))
+    bad = cache.metrics.damaged + cache.metrics.unauthenticated
+    yield "entries", not bad, f"{verified:,} verified, {bad:,} damaged or of another secret"
+    is_free = is_writable(cache, PATIENCE)
+    yield "write lock", is_free, "free" if is_free else f"held by others for {PATIENCE:.0f} s"

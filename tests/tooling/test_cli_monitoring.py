@@ -1,0 +1,118 @@
+"""The command line for who runs a cache: bigkeys, hotkeys, tags and health."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diskcache_like import Cache, FanoutCache
+from diskcache_like.cli import main, monitoring
+
+from ..support.contention import held
+from ..support.tampering import database
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[dict[str, Any]]:
+    assert main.main([*arguments, "--json"]) == code
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize("kind", [Cache, FanoutCache])
+def test_the_largest_values_come_first(kind: type[Cache], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with kind(tmp_path) as cache:
+        cache.set_many({f"key {number}": "x" * number for number in range(100)}, retry=True)
+        cache.set(("a", 1), b"y" * 100_000, retry=True)
+        cache.set("gone", b"z" * 100_000, expire=0, retry=True)
+    found = told(capsys, "bigkeys", str(tmp_path), "--count", "3")
+    assert [one["key"] for one in found] == [{"repr": "('a', 1)"}, "key 99", "key 98"]
+    assert found[0]["bytes"] >= 100_000
+    assert main.main(["bigkeys", str(tmp_path), "--count", "1"]) == 0
+    assert capsys.readouterr().out.split("\n")[3].startswith("('a', 1)  100,0")
+
+
+@pytest.mark.parametrize(
+    ("policy", "what"),
+    [("second-chance", "writes_ago"), ("least-recently-used", "writes_ago"), ("least-frequently-used", "uses")],
+)
+def test_what_was_used_last_or_most_comes_first(
+    policy: str, what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Cache(tmp_path, eviction_policy=policy) as cache:
+        cache.set_many(dict.fromkeys(range(200), 1))
+        for _ in range(5):
+            cache.get("third")
+            assert (cache[7], cache[9]) == (1, 1)
+        cache.set("between", 1)
+        assert cache[9] == 1
+    found = told(capsys, "hotkeys", str(tmp_path), "--count", "2")
+    assert [(one["key"], set(one)) for one in found] == [(9, {"key", what}), (7, {"key", what})]
+    assert found[0][what] != found[1][what]
+    assert main.main(["hotkeys", str(tmp_path)]) == 0
+    assert what.replace("_", " ") in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("policy", ["none", "least-recently-stored"])
+def test_without_marks_nobody_knows_what_is_hot(
+    policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Cache(tmp_path, eviction_policy=policy).close()
+    assert main.main(["hotkeys", str(tmp_path)]) == 2
+    assert f"uses leave no marks under eviction_policy '{policy}'" in capsys.readouterr().err
+
+
+def test_tags_and_namespaces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with Cache(tmp_path) as cache:
+        cache.set("a", "x" * 10, tags=["one", "two"])
+        cache.namespace("inner").set("b", "x" * 50, tag="two")
+    assert [(one["tag"], one["entries"]) for one in told(capsys, "tags", str(tmp_path))] == [("two", 2), ("one", 1)]
+    assert [one["tag"] for one in told(capsys, "tags", str(tmp_path), "--namespace", "inner")] == ["two"]
+    assert [one["key"] for one in told(capsys, "bigkeys", str(tmp_path), "--namespace", "inner")] == ["b"]
+
+
+@pytest.mark.parametrize("kind", [Cache, FanoutCache])
+def test_a_sound_cache_is_healthy(kind: type[Cache], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with kind(tmp_path) as cache:
+        cache.set_many(dict.fromkeys(range(300), 1), retry=True)
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.db")}
+        found = told(capsys, "health", str(tmp_path))
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.db")} == before
+    assert [one["look"] for one in found] == ["volume", "disk", "journal", "quarantine", "entries", "write lock"]
+    assert all(one["ok"] for one in found)
+    assert main.main(["health", str(tmp_path), "--count", "5"]) == 0
+    assert "ok    entries     5 verified, 0 damaged or of another secret\n" in capsys.readouterr().out
+
+
+def test_what_wants_a_look_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong() -> set[str]:
+        return {one["look"] for one in told(capsys, "health", str(tmp_path), code=1) if not one["ok"]}
+
+    with Cache(tmp_path, size_limit=2_000_000) as cache:
+        cache.set_many({number: "x" * 1_000 for number in range(1_000)})
+    aside = tmp_path / "cache.7.db"
+    aside.write_bytes(b"damaged")
+    assert wrong() == {"quarantine"}
+    aside.unlink()
+    with database(tmp_path) as connection:
+        connection.execute("UPDATE entry SET v = zeroblob(length(v)) WHERE id = (SELECT min(id) FROM entry)")
+    assert wrong() == {"entries"}
+    with Cache(tmp_path) as cache:
+        cache.clear()
+        cache.set_many({number: "x" * 1_000 for number in range(1_000)})
+        monkeypatch.setattr(monitoring, "PATIENCE", 0.01)
+        with held(cache):
+            assert wrong() == {"write lock"}
+    monkeypatch.setattr(monitoring, "FULL", 0.1)
+    monkeypatch.setattr(monitoring, "LONG_WAL", -1)
+    assert wrong() == {"volume", "journal"}
+
+
+def test_a_cache_that_cannot_be_used_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["health", str(tmp_path)]) == 2
+    (tmp_path / "cache.db").write_bytes(b"no database" * 1_000)
+    assert main.main(["health", str(tmp_path)]) == 2
+    capsys.readouterr()
