@@ -177,6 +177,7 @@ class AsyncCache(Face[Cache]):
     get = _gets(Cache.get)
     read = reads(Cache.read)
     get_entry = reads(Cache.get_entry)
+    why = reads(Cache.why)
     getitem = reads(Cache.__getitem__)
     contains = reads(Cache.__contains__)
     set = writes(Cache.set)

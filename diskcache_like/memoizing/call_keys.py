@@ -7,6 +7,7 @@ and ``f(1, 2)`` with the default given are one entry. Functions and classes, amo
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import types
 from collections.abc import Callable, Iterable
@@ -108,6 +109,14 @@ class CallKeys(NamedTuple):
             raise TypeError("key= says which arguments count: leave out typed= and ignore=")
         given = key_template(function, self.key) if isinstance(self.key, str) else self.key
         return lambda name: _bounded(lambda *args, **kwargs: (name, given(*args, **kwargs)), fix)
+
+    def parameters(self, function: Callable[..., Any]) -> list[str]:
+        """Return the names of the parameters whose arguments are the parts of a key, none where others are."""
+        with contextlib.suppress(TypeError, ValueError):
+            if self.key is None:
+                parts = _parameters(inspect.signature(function), frozenset(_ignored(self.ignore)), {}, "")[1]
+                return [name for name, _, _ in parts]
+        return []
 
 
 def _ignored(ignore: Any) -> tuple[int | str, ...]:

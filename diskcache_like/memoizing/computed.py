@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterable
+import itertools
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from ..encoding.record import Metadata
@@ -21,6 +22,9 @@ from .identities import plain_name
 from .memoize import Memoized, memoize
 from .rules import Breaker, Computing, Lifetime, Rules, StoredError
 from .steps import take_async
+from .why import Why
+
+MOST_OTHERS = 1000  # results of a function that `why` compares a call with
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -163,6 +167,30 @@ class Computed(Tagging):
             called("key", key, "a function of the call's arguments, or text that names them")
         call_keys = CallKeys(name, typed, ignore, key, version)
         return memoize(self, call_keys, rules_of(expire, tag, tags, {**options}))
+
+    def why(self, key: Any) -> Why:
+        """Tell why a look-up of `key` finds nothing now, or that it finds something; count it as no use.
+
+        The reason is 'present', 'expired' (with the moment), 'evicted', 'damaged' or 'absent'. Each eviction leaves a
+        fingerprint for about as many evictions as there are entries, so a few keys are said to be evicted that never
+        were there. Under `second-chance`, entries that are evicted after their probation leave none. `str` of the
+        result is a sentence.
+        """
+        location = stored_key, home, store = self._rows.locate(key)
+        packed = store.read(home, stored_key)
+        record = self._rows.verified(key, location, packed)
+        if record is None:
+            _, version = store.read_versioned(home, stored_key)
+            return Why("damaged" if version else "evicted" if store.was_evicted(home) else "absent")
+        return Why("present") if self._rows.is_live(record) else Why("expired", record.metadata.expire)
+
+    def _why(self, key: Any, hidden: bytes, names: Sequence[str]) -> Why:
+        """Tell why a call has no result, and which of the first of those that have one is most similar."""
+        found = self.why(key)
+        if found.reason == "present":
+            return found
+        others = itertools.islice(self._select(Selection(frozenset({hidden}))), MOST_OTHERS)
+        return found.beside(key, (other.key for other in others), names)
 
     # -- what computing needs of a cache ------------------------------------------------------------------------------
 

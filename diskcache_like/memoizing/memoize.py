@@ -19,6 +19,7 @@ from .identities import decorated
 from .rules import Computing, Rules, StoredError, hidden_tag
 from .steps import take, take_async
 from .templates import template
+from .why import Why
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -80,6 +81,12 @@ class Memoized(Protocol[P, R_co]):
 
     def peek(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Return the result that is there for these arguments, or None, without calling the function."""
+
+    def why(self, *args: P.args, **kwargs: P.kwargs) -> Why:
+        """Tell why a call with these arguments has no result, as `Cache.why` does, and which call is most similar.
+
+        Up to 1,000 results of the function are compared.
+        """
 
     def key(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Return what `__cache_key__` does."""
@@ -145,6 +152,10 @@ class BoundMethod(functools.partial[Any]):
         """Return the result that is there, as `Memoized.peek` does."""
         return self.func.peek(*self.args, *args, **kwargs)  # type: ignore[attr-defined]
 
+    def why(self, *args: Any, **kwargs: Any) -> Why:
+        """Tell why a call has no result, as `Memoized.why` does."""
+        return cast("Why", self.func.why(*self.args, *args, **kwargs))  # type: ignore[attr-defined]
+
     key = __cache_key__
 
     def __eq__(self, other: object) -> bool:
@@ -170,6 +181,7 @@ class _Calls:
     def __init__(self, cache: Any, function: Callable[..., Any], call_keys: CallKeys, rules: Rules) -> None:
         self._cache = cache
         self._name_of, self._make = call_keys.name_of(function), call_keys.of(function, cache._fixed)
+        self._parameters = call_keys.parameters(function)
         self._compute = _with_tags(function, rules.tags)
         self._take = take_async if inspect.iscoroutinefunction(function) else take
         self.computation = Computation(cache, replace(rules, tags=rules.tags if callable(rules.tags) else None))
@@ -203,13 +215,17 @@ class _Calls:
         def peek(*args: Any, **kwargs: Any) -> Any:
             return self.computation.peek(self.key(*args, **kwargs))
 
+        def why(*args: Any, **kwargs: Any) -> Why:
+            hidden = self.begin()
+            return cast("Why", self._cache._why(self.key(*args, **kwargs), hidden, self._parameters))
+
         def key(*args: Any, **kwargs: Any) -> Any:
             return self.key(*args, **kwargs)
 
         def cache_clear() -> int:
             return cast("int", self._cache._evict_hidden(self.begin()))
 
-        return {"refresh": refresh, "peek": peek, "key": key, "cache_clear": cache_clear}
+        return {"refresh": refresh, "peek": peek, "why": why, "key": key, "cache_clear": cache_clear}
 
 
 def memoize(cache: Any, call_keys: CallKeys, rules: Rules) -> Callable[[Callable[P, R]], Memoized[P, R]]:

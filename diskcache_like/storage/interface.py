@@ -120,6 +120,9 @@ class EntryStore(Protocol):
     def was_missed(self, home: Home, /) -> bool:
         """Tell whether this was called for a key, or its entry was evicted, a short while ago, as far as is known."""
 
+    def was_evicted(self, home: Home, /) -> bool:
+        """Tell the same, and remember nothing."""
+
     def sleep(self, home: Home, stamp: int, seconds: float, /) -> None:
         """Sleep until `wake` is called, but not if the word is no longer `stamp`, and `seconds` at most."""
 

@@ -252,11 +252,15 @@ class Store:
 
     def was_missed(self, home: int) -> bool:
         """Tell whether this was called for a key, or its entry was evicted, a short while ago, as far as is known."""
-        entries, marks = self.shard.present_header()[Header.COUNT], self.shard.marks
-        known = marks.knows(home, entries)
+        known = self.was_evicted(home)
         if not known:
-            marks.leave(home)
+            self.shard.marks.leave(home)
         return known
+
+    def was_evicted(self, home: int) -> bool:
+        """Tell the same, and remember nothing."""
+        entries = self.shard.present_header()[Header.COUNT]
+        return self.shard.marks.knows(home, entries)
 
     def sleep(self, home: int, stamp: int, seconds: float) -> None:
         """Sleep until `wake` is called for `home`, but not if its slot is no longer `stamp`, and `seconds` at most."""

@@ -315,6 +315,10 @@ class TieredStore:
         """Tell whether this machine asked for a key, or evicted its entry, a short while ago."""
         return self._local.was_missed(place.home)
 
+    def was_evicted(self, place: Place) -> bool:
+        """Tell the same, and remember nothing."""
+        return self._local.was_evicted(place.home)
+
     def sleep(self, place: Place, stamp: int, seconds: float) -> None:
         """Sleep until the entry may have changed, on any machine."""
         futex.sleep(self._state.words, place.index, stamp, seconds)
