@@ -60,8 +60,8 @@ ON_UPDATE = """CREATE TRIGGER entry_update AFTER UPDATE OF file ON entry WHEN ol
 END"""
 
 
-_IS_WHOLE = "typeof({0}) = 'text' AND length({0}) = length(CAST({0} AS BLOB))"
-_HAS_ONE = "{0} NOT GLOB '*[^0-9a-f]*' AND " + _IS_WHOLE
+_IS_WHOLE = "length({0}) = length(CAST({0} AS BLOB))"  # no NUL ends it early
+_HAS_ONE = "typeof({0}) = 'text' AND {0} NOT GLOB '*[^0-9a-f]*' AND " + _IS_WHOLE
 _HAS_SEVERAL = "{0} IS NOT NULL AND NOT (" + _HAS_ONE + ")"
 
 
@@ -73,7 +73,7 @@ def each_name(tags: str) -> str:
     """
     is_list = f"{tags} NOT GLOB '*[^0-9a-f ]*' AND {_IS_WHOLE.format(tags)}"
     made = f"""'["' || replace({tags}, ' ', '","') || '"]'"""
-    return f"json_each(CASE WHEN {is_list} THEN {made} ELSE '[]' END)"
+    return f"json_each(CASE WHEN typeof({tags}) = 'text' AND {is_list} THEN {made} ELSE '[]' END)"
 
 
 _ADD_TAGS = f"INSERT OR IGNORE INTO tagged SELECT value, new.h FROM {each_name('new.tags')};"  # noqa: S608 - made of constants
