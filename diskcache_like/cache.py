@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, overload
 
-from .coherence.generations import Header
 from .disk.contract import Constant, Disk
 from .disk.payloads import fresh, shared
 from .disk.value_files import Encoded
@@ -51,7 +50,6 @@ if TYPE_CHECKING:
 
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many
 ANY_VERSION: Any = Constant("ANY_VERSION")
-_TICK, _MARKS = Header.TICK, Header.MARKS
 
 
 class Entry(NamedTuple):

@@ -14,15 +14,17 @@ from typing import Any
 from ..cache import Cache
 from ..errors import SettingError, Timeout
 from ..operations.inspection import disk_of, is_writable, records_of, uses_of
+from ..settings.policies import FREQUENCY, NO_MARKS, policy_named
 from .arguments import positive
 from .entries import sizes
 from .opening import WithoutRecovery, add_namespace, existing, namespace_of, to_look_at
 from .terminal import as_json, as_text, print_json, print_table, shown
 
-FULL = 1.02  # of the limit: a write that is under way may exceed it by a little
+FULL = 1.02  # of the limit: a write that is under way may exceed it by a little,
+LEAST = 64 << 10  # and each shard needs so many bytes in any case
 LONG_WAL = 64 << 20  # bytes, four times those between two checkpoints
 PATIENCE = 1.0  # seconds in which nobody should hold the write lock all the time
-VERIFIED = 100  # entries of which `health` looks whether they are whole
+READ = 100  # entries that `health` reads
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -48,7 +50,7 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         " entries only, so it may run every minute.",
         epilog="exit status: 0 all is well, 1 something wants a look, 2 the cache cannot be used",
     )
-    test.add_argument("--count", type=positive, default=VERIFIED, metavar="N", help="entries to verify (default: 100)")
+    test.add_argument("--count", type=positive, default=READ, metavar="N", help="entries to read (default: 100)")
     test.set_defaults(command=health)
 
 
@@ -65,11 +67,10 @@ def hotkeys(options: argparse.Namespace) -> int:
     """Print the keys that were used last, or most often, those first."""
     with existing(options, WithoutRecovery) as whole:
         cache = namespace_of(whole, options)
-        what = {"least-frequently-used": "uses", "none": "", "least-recently-stored": ""}.get(
-            policy := str(whole.reset("eviction_policy")), "writes_ago"
-        )
-        if not what:
-            raise SettingError(f"uses leave no marks under eviction_policy {policy!r}, so nobody knows what is hot")
+        policy = policy_named(whole.reset("eviction_policy"))
+        if policy.marks == NO_MARKS:
+            raise SettingError(f"uses leave no marks under eviction_policy {policy.name!r}: nobody knows what is hot")
+        what = "uses" if policy.marks == FREQUENCY else "writes_ago"
         most = nlargest(options.count, uses_of(cache, cache), key=itemgetter(1))
         _print(options, what, [(abs(use), key) for key, use in most])
     return 0
@@ -104,14 +105,15 @@ def _looks(cache: Cache, count: int) -> Iterator[tuple[str, bool, str]]:
     """Yield what is looked at, whether all is well with it, and what was found."""
     limit, volume = cache.size_limit, cache.volume()
     evicts = cache.reset("eviction_policy") != "none"
-    yield "volume", not evicts or volume <= FULL * limit, f"{volume:,} bytes, {volume / max(limit, 1):.0%} of the limit"
+    most = FULL * limit + LEAST * len(cache._shards.stores)
+    yield "volume", not evicts or volume <= most, f"{volume:,} bytes, {volume / max(limit, 1):.0%} of the limit"
     aside, wal, left, is_tight = disk_of(cache)
     yield "disk", not is_tight, f"{left:,} bytes left"
     yield "journal", wal <= LONG_WAL, f"{wal:,} bytes"
     names = ", ".join(map(os.path.basename, aside))
     yield "quarantine", not aside, f"damaged databases that were put aside: {names}" if aside else "none"
-    verified = sum(1 for _ in records_of(cache, itertools.islice(cache, count)))
-    bad = cache.metrics.damaged + cache.metrics.unauthenticated
-    yield "entries", not bad, f"{verified:,} verified, {bad:,} damaged or of another secret"
+    found = [cache.why(key).reason for key in itertools.islice(cache, count)]
+    bad = found.count("damaged")
+    yield "entries", not bad, f"{len(found):,} read, {bad:,} damaged or not readable here"
     is_free = is_writable(cache, PATIENCE)
     yield "write lock", is_free, "free" if is_free else f"held by others for {PATIENCE:.0f} s"

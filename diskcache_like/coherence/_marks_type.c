@@ -5,16 +5,14 @@
 
 #include "_types.h"
 
-#include <string.h>
-
 #define GHOSTS 4                  /* that lie beside each other */
 #define UNIT 6                    /* bits of the number of evictions that a ghost leaves out */
 #define MIX 0x9E3779B97F4A7C15u   /* so that similar hashes have other fingerprints (D. Knuth) */
 #define STEP 6364136223846793005u /* of a linear congruential generator (D. Knuth, MMIX) */
 #define EXACT 32                  /* uses that are counted one by one */
 #define COARSE 64                 /* the most uses that are counted at once */
-#define MARKED 1                  /* of the kinds of marks in settings/policies.py: the bit of all that leave one, */
-#define COUNTED 2                 /* and that of those which count */
+#define MARKS 1                   /* of the kinds of marks in settings/policies.py: the bit of all that leave one, */
+#define COUNTS 2                  /* and that of those which count */
 
 typedef struct {
     PyObject_HEAD
@@ -125,9 +123,9 @@ static int marks_set(PyObject *object, PyObject *index, PyObject *value)
     if ((kind == -1 && PyErr_Occurred()) || !is_home(index, &home))
         return -1;
     mark = mark_of(self, home, &shift);
-    if (kind & COUNTED) {
+    if (kind & COUNTS) {
         count_use(self, mark);
-    } else if (kind & MARKED) {
+    } else if (kind & MARKS) {
         now = (uint16_t)(dl_load(self->header + DL_TICK) >> shift);
         now = now ? now : 0xFFFF; /* 0 is no mark: one unit earlier */
         if (__atomic_load_n(mark, __ATOMIC_RELAXED) != now)
@@ -179,7 +177,9 @@ static PyObject *marks_grow(PyObject *object, PyObject *are_times)
         __atomic_store_n(marks, halved(__atomic_load_n(marks, __ATOMIC_RELAXED), now), __ATOMIC_RELAXED);
         __atomic_store_n(marks + 1, halved(__atomic_load_n(marks + 1, __ATOMIC_RELAXED), now), __ATOMIC_RELAXED);
     }
-    memcpy(self->cells + 2 * cells, self->cells, 8 * cells);
+    for (index = 0; index < 2 * cells; index++)
+        __atomic_store_n(self->cells + 2 * cells + index, __atomic_load_n(self->cells + index, __ATOMIC_RELAXED),
+                         __ATOMIC_RELAXED);
     dl_store(self->header + DL_MARKS, (doubled & 15) + 1);
     Py_RETURN_TRUE;
 }

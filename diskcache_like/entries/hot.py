@@ -22,7 +22,7 @@ from ..system.forks import told_of_forks
 OVERHEAD = 350  # bytes that an entry costs beside key and value: objects, dictionary slot, order
 FRACTION = 64  # no value above limit / FRACTION is admitted
 
-COUNTED = 4  # is added to what a policy has hits leave where they are counted for the statistics
+COUNTED = 4  # a bit beside those of settings/policies.py: hits are counted for the statistics
 
 PLAIN_TYPES = frozenset({str, bytes, int})  # exact types: such a key is its own hot key, such a value is immutable
 
@@ -48,8 +48,8 @@ _NEGATIVE: Final = None, NEGATIVE_HIT
 #   marks   the shard's marks
 #   cost    bytes that the entry is charged with
 #   kind    type that the key of a hit has to have, `keys.COMPOUND` if its members count, too
-# None of them but the value may be something for the garbage collector. Then it leaves most entries out; with a list in
-# each, it took 25 ms to look at 50,000.
+# The garbage collector leaves out a tuple of which no part concerns it, such as a plain value under a plain key. With a
+# list in each, it took 25 ms to look at 50,000.
 HotEntry = tuple[Words, int, int, float | None, Any, Callable[[Any], Any] | None, bytearray, int, Marks, int, type]
 VALUE: Final = 4
 VISITED: Final = 6

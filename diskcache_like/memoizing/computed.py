@@ -101,7 +101,8 @@ class Computed(Tagging):
         `on_error`: what happens if the cache itself fails, because the disk is full, the value cannot be stored, or the
         write lock is not free within the cache's timeout. With 'warn' the value is returned all the same, and a handle
         gives one NotKeptWarning and counts in `metrics.not_kept`; with 'raise' the error is raised. `admit`: with
-        'second-miss' a result is stored only if the key was missed, or its entry evicted, a short while ago.
+        'second-miss' a result is stored only if the key was missed, or its entry evicted, a short while ago; an error
+        is stored at once.
 
         In a transaction it computes without waiting for others. Raises what `compute` raises, and CacheError if that
         wants the same key. The words of stale values are those of RFC 5861.
@@ -173,16 +174,17 @@ class Computed(Tagging):
 
         The reason is 'present', 'expired' (with the moment), 'evicted', 'damaged' or 'absent'. Each eviction leaves a
         fingerprint for about as many evictions as there are entries, so a few keys are said to be evicted that never
-        were there. Under `second-chance`, entries that are evicted after their probation leave none. `str` of the
-        result is a sentence.
+        were there, and so are those that `admit='second-miss'` has seen. Under `second-chance`, entries that are
+        evicted after their probation leave none. The value is read. `str` of the result is a sentence.
         """
         location = stored_key, home, store = self._rows.locate(key)
-        packed = store.read(home, stored_key)
+        packed, version = store.read_versioned(home, stored_key)
+        if not version:
+            return Why("evicted" if store.was_evicted(home) else "absent")
         record = self._rows.verified(key, location, packed)
-        if record is None:
-            _, version = store.read_versioned(home, stored_key)
-            return Why("damaged" if version else "evicted" if store.was_evicted(home) else "absent")
-        return Why("present") if self._rows.is_live(record) else Why("expired", record.metadata.expire)
+        if record is not None and not self._rows.is_live(record):
+            return Why("expired", record.metadata.expire)
+        return Why("damaged" if record is None or self._uncounted(key) is ENOVAL else "present")
 
     def _why(self, key: Any, hidden: bytes, names: Sequence[str]) -> Why:
         """Tell why a call has no result, and which of the first of those that have one is most similar."""

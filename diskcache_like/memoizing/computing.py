@@ -355,13 +355,13 @@ class Computation:
             value = old.value
             context.tags = tags_of(old.metadata.tags) if context.tags is None else context.tags
         metadata = rules.metadata(value, context, now, max(now - started, 0.0))
-        is_admitted = renewed is not None or rules.admits_all
+        is_admitted = flight is None or usable is not None or rules.admits_all
         if metadata is not None and (is_admitted or (yield self._do(self._admits, atomic))):
             yield self._try(keep, value, metadata)
         return value
 
     def _admits(self, atomic: AtomicKey) -> bool:
-        """Tell whether a result is stored that was not there."""
+        """Tell whether a result is stored for which nothing was there."""
         return self.rules.admits_all or self._attempt(atomic.was_missed, True)
 
     def _name(self, atomic: AtomicKey) -> tuple[int, Any]:

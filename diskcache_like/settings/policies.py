@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ..errors import SettingError
 
-NO_MARKS, RECENCY, FREQUENCY = 0, 1, 3  # what a hit leaves: nothing, its time, or one more
+# What a hit leaves: nothing, its time, or one more. The core reads the bits (coherence/_marks_type.c).
+NO_MARKS, RECENCY, FREQUENCY = 0, 1, 3
 
 
 class Policy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from unittest import mock
 
+from diskcache_like.coherence._native import LEAST_CELLS
 from diskcache_like.coherence.generations import Header
 from diskcache_like.coherence.ring import LEAST_CAPACITY, PAGE, Ring, Word
 from diskcache_like.encoding import file_names, record
@@ -36,7 +38,7 @@ from .samples import (
 )
 
 SECTOR = 512
-SPARSE = 1_500  # bytes tried of what is nearly all zeros: of a file those in use first, then any; else the first
+SPARSE = 1_500  # bytes tried of a file that is nearly all zeros: those in use first, then any
 NEARLY_EMPTY = ("-shm", "cache.lock")
 WHOLE_BYTES, SPARSELY = 1 << 10, 8  # cut in use at each byte if smaller than that, else at each so manieth
 LIVE = ("plain", "sealed", "buffered")  # samples that are taken also as they lie while in use
@@ -161,9 +163,9 @@ def bytes_of(sample: Sample, file: str) -> Sequence[int]:
     """Return the numbers of the bytes that are tried of a file: all that mean something."""
     size = len(sample.files[file])
     if file.endswith("cache.gen"):
-        slots = int.from_bytes(sample.files[file][8 * Header.SLOTS :][:8], "little")
-        # The words of the header, the slots behind its page, and marks and ghosts.
-        return [*range(512), *range(PAGE - 8, PAGE + 8 * slots + SPARSE)]
+        slots = int.from_bytes(sample.files[file][8 * Header.SLOTS :][:8], sys.byteorder)
+        # The words of the header, the slots behind its page, and the marks and ghosts in use.
+        return [*range(512), *range(PAGE - 8, PAGE + 8 * (slots + LEAST_CELLS))]
     if file == BUFFER:
         return [*range(8 * (Word.FLOOR + 1)), *range(PAGE, size)]
     return range(min(size, SPARSE) if file.endswith(NEARLY_EMPTY) else size)

@@ -89,6 +89,21 @@ def test_with_second_miss_a_result_is_stored_when_its_key_was_missed_before(cach
     assert len(calls) == 2
 
 
+@few
+def test_a_refresh_stores_its_result_in_any_case(cache: Cache) -> None:
+    calls: list[int] = []
+
+    @cache.memoize(admit="second-miss")
+    def count(name: str) -> int:
+        calls.append(1)
+        return len(calls)
+
+    assert count.refresh("key") == count("key") == 1
+    for number in range(3_000):
+        cache.get_or_set(number, lambda: 1, admit="second-miss")
+    assert count.refresh("key") == count("key") == 2
+
+
 @one
 def test_what_was_asked_for_once_is_not_stored(cache: Cache) -> None:
     for number in range(10_000):

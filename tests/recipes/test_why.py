@@ -65,6 +65,11 @@ def test_damage_is_told(tmp_path: Path) -> None:
     with Cache(tmp_path) as cache, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert cache.why("key").reason == "damaged"
+        cache["large"] = b"x" * 100_000
+    next(tmp_path.rglob("*.val")).unlink()
+    with Cache(tmp_path) as cache, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert cache.why("large").reason == "damaged"
 
 
 @few

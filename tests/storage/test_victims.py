@@ -213,6 +213,12 @@ def test_deletions_leave_it_known_how_many_are_on_probation(tmp_path: Path) -> N
         ((unmoved,),) = store_.shard.connection.select(statement, (header[Header.BOUNDARY],))
         assert 0.8 < header[Header.UNMOVED] / unmoved < 1.25
 
+        for turn in range(8):
+            with cache.transact():
+                store(cache, [(turn, number) for number in range(300)])
+        ((unmoved,),) = store_.shard.connection.select(statement, (header[Header.BOUNDARY],))
+        assert 0.8 < header[Header.UNMOVED] / unmoved < 1.25
+
         header[Header.COUNT] = UNCOUNTED
         cache.clear()
         assert header[Header.UNMOVED] == 0

@@ -82,7 +82,7 @@ def test_a_sound_cache_is_healthy(kind: type[Cache], tmp_path: Path, capsys: pyt
     assert [one["look"] for one in found] == ["volume", "disk", "journal", "quarantine", "entries", "write lock"]
     assert all(one["ok"] for one in found)
     assert main.main(["health", str(tmp_path), "--count", "5"]) == 0
-    assert "ok    entries     5 verified, 0 damaged or of another secret\n" in capsys.readouterr().out
+    assert "ok    entries     5 read, 0 damaged or not readable here\n" in capsys.readouterr().out
 
 
 def test_what_wants_a_look_is_named(
@@ -99,6 +99,12 @@ def test_what_wants_a_look_is_named(
     aside.unlink()
     with database(tmp_path) as connection:
         connection.execute("UPDATE entry SET v = zeroblob(length(v)) WHERE id = (SELECT min(id) FROM entry)")
+    assert wrong() == {"entries"}
+    with Cache(tmp_path) as cache:
+        cache.check(fix=True)
+        cache.clear()
+        cache["large"] = b"x" * 100_000
+    next(tmp_path.rglob("*.val")).unlink()
     assert wrong() == {"entries"}
     with Cache(tmp_path) as cache:
         cache.clear()

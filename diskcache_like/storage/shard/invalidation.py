@@ -126,7 +126,7 @@ class Invalidation:
             self.count_committed(added, removed)
 
     def count_committed(self, added: int, removed: int) -> None:
-        """Add what a commit has added to the number of entries, of which it has `removed` some."""
+        """Add to the number of entries what a commit inserted less what it removed; `removed`: how many it removed."""
         header = self._shard.header
         count, unmoved = header[_COUNT], header[_UNMOVED]
         # What goes is taken to be as old as all entries are, and rounded up or down as the tick has it, so that many

@@ -33,8 +33,8 @@ class Transaction:
     depth: int = 1  # of the savepoint that is open, if it is more
     entered: bool = False  # its body is the user's, and is being run
     stepping: bool = False  # beginning, writing or ending: only a signal handler can come in between
-    added: int = 0  # entries that the transaction adds to the count when it is committed
-    removed: int = 0  # entries that it removed, as many more of which it has added
+    added: int = 0  # entries that were inserted less those that were removed, for the count when it is committed
+    removed: int = 0  # entries that were removed other than by eviction
     evicted: bool = False  # entries went for room; their files can go only when that is committed
     files: list[bytes | str] = field(default_factory=list)  # columns of the value files that its writes brought
     homes: set[int] | None = None  # of the places that it may have changed, where other shards have a part

@@ -172,7 +172,7 @@ class Evictor:
         """Remove expired entries, then live ones, until the volume is at most `target`; return the volume."""
         if self._connection.txn is None:
             self._trash.empty()
-        volume = self.remover.live_volume()
+        volume = 0
 
         def excess() -> int:
             nonlocal volume

@@ -95,9 +95,12 @@ class Victims:
 
     def settle(self, choice: Choice, unmoved: int) -> None:
         """Count the rows on probation that a choice removed or moved; there were `unmoved` of them before."""
-        boundary = self._shard.header[_BOUNDARY]
-        left = sum(row.number > boundary for rows in choice for row in rows)
-        self._shard.header[_UNMOVED] = max(unmoved - left, 0)
+        header, txn = self._shard.header, self._shard.connection.txn
+        left = sum(row.number > header[_BOUNDARY] for rows in choice for row in rows)
+        if txn is not None:  # which takes all that it has evicted away when it is committed
+            txn.removed -= len(choice.evicted)
+            left -= len(choice.evicted)
+        header[_UNMOVED] = max(unmoved - left, 0)
 
     def _rows(self, low: int, high: int, wanted: int) -> Iterator[Queued]:
         """Yield the rows whose numbers lie in a range, in their order; read as many at once as may be enough."""
