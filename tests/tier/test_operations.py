@@ -133,6 +133,7 @@ STEPS = {
     "__delitem__": Step(_begin, lambda cache: cache.__delitem__("k"), None, {"k": None}),
     "get": Step(_begin, lambda cache: cache.get("k", tag=True), (1, "t"), {"k": 1}),
     "get_entry": Step(_begin, lambda cache: cache.get_entry("k").tags, ("t",), {"k": 1}),
+    "why": Step(_begin, lambda cache: [cache.why(key).reason for key in ("k", "no")], ["present", "absent"], {"k": 1}),
     "get_many": Step(_begin, lambda cache: cache.get_many(["k", "no"]), {"k": 1}, {"k": 1}),
     "set_many": Step(_begin, lambda cache: cache.set_many({"k": 2, "m": 3}), 2, {"k": 2, "m": 3}),
     "delete_many": Step(_begin, lambda cache: cache.delete_many(["k", "no"]), 1, {"k": None}),
