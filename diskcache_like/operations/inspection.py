@@ -59,7 +59,7 @@ def is_writable(cache: Parts, timeout: float) -> bool:
     """Tell whether the write lock of every shard can be had within some seconds each."""
     try:
         for store in cache._shards.stores:
-            with store.transactions.locked(timeout, flushes=False):
+            with store.locked(timeout, flushes=False):
                 pass
     except Timeout:
         return False

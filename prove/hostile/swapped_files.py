@@ -192,6 +192,10 @@ class Swap(NamedTuple):
             return self.way == OVERWRITTEN
         return self.file.endswith(DATABASE)
 
+    def may_refuse(self) -> bool:
+        """Tell whether a handle may refuse to go on: once in 64 KiB it looks whether its lock is still the directory's."""
+        return self.file.endswith("cache.lock") and self.way == RENAMED
+
     def __str__(self) -> str:
         return f"{self.file} of {self.sample.name} by {self.source}, {self.way}"
 

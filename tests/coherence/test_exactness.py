@@ -62,11 +62,11 @@ def test_nobody_counts_what_was_there_before_who_reads_what_is_there_now(
     looks: list[threading.Thread] = []
     count_committed = Invalidation.count_committed
 
-    def looked_at(self: Invalidation, added: int) -> None:
+    def looked_at(self: Invalidation, added: int, removed: int) -> None:
         looks.append(threading.Thread(target=lambda: counts.append((len(other), len([*other])))))
         looks[-1].start()
         looks[-1].join(BRIEFLY)
-        count_committed(self, added)
+        count_committed(self, added, removed)
 
     with Cache(tmp_path, **settings) as cache, Cache(tmp_path, **settings) as other:
         for key in "abc":

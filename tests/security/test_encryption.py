@@ -194,6 +194,7 @@ def test_the_hot_layer_holds_what_it_is_told_to(tmp_path: Path) -> None:
             if hot_encoded:
                 assert legible == []
                 assert len(kept) == 3, "all but the value in a file"
+                assert cache["dated"] == "NEEDLEvalue"  # which keeps it anew where upkeep came in between
                 reads = cache._shards.stores[0].read
                 cache._shards.stores[0].read = pytest.fail  # type: ignore[assignment]
                 assert cache["dated"] == "NEEDLEvalue", "a hit needs no database"
