@@ -16,7 +16,7 @@ import pytest
 
 from diskcache_like import Cache
 from diskcache_like.disk import file_io
-from diskcache_like.errors import CorruptDatabaseWarning, DirectoryError
+from diskcache_like.errors import CorruptDatabaseWarning, DirectoryError, StorageError
 from diskcache_like.storage.upkeep.trash import GRACE
 
 from ..support.cache_kinds import QUICK, Clock
@@ -207,6 +207,37 @@ def test_a_write_that_fails_for_a_moment_costs_no_entry(tmp_path: Path, size: in
         assert cache["k"] == "other"
         assert list(cache) == ["k"]
         assert not Path(cache.directory, "cache.1.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("write", "statement"),
+    [(lambda cache: cache.set("k", LARGE), "INSERT"), (lambda cache: _in_transaction(cache), "COMMIT")],
+    ids=["set", "transact"],
+)
+def test_the_file_of_a_commit_that_may_be_in_the_wal_stays(cache: Cache, write: Any, statement: str) -> None:
+    cache["k"] = "value"
+    cache.flush()
+    failures = [1]
+    watch(cache, before=lambda text: _fail_to_sync() if text.startswith(statement) and failures else None)
+    with pytest.raises(StorageError, match="disk I/O error"):
+        write(cache)
+    assert len(value_files(Path(cache.directory))) == 1
+    failures.clear()
+    assert cache["k"] == "value"
+    cache.set_many({"other": 1})  # takes its place in the WAL
+    assert problems(cache, fix=True)
+    assert value_files(Path(cache.directory)) == []
+
+
+def _in_transaction(cache: Cache) -> None:
+    with cache.transact():
+        cache["k"] = LARGE
+
+
+def _fail_to_sync() -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+    raise error
 
 
 @pytest.mark.parametrize("times", [1, 2])

@@ -56,7 +56,7 @@ class Invalidation:
                 return 0
             if not autocommit:
                 return 1
-            self._connection.in_doubt = False
+            self._connection.be_certain()
             return 2 * tick + 2
         except BaseException as error:
             self._failed(error)

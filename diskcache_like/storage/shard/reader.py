@@ -480,11 +480,13 @@ class Reader:
         return self._select_placed(sql.QUEUE_BACKWARD if last else sql.QUEUE_FORWARD, (queue, low, high, limit, skip))
 
     def refers_to(self, file: str) -> bool:
-        """Tell whether an entry, or the trash, has this value file."""
+        """Tell whether an entry, or the trash, has this value file, or may have it after the next opening."""
         return self.refers_to_column(file_names.to_column(file))
 
     def refers_to_column(self, column: object) -> bool:
         """Do the same for a file as rows spell it."""
+        if self._shard.connection.keeps_files:
+            return True
         try:
             return bool(self.select(sql.KNOWN_FILE, (column, column)))
         except (KeyringError, DirectoryError) as error:

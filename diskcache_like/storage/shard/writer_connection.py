@@ -41,6 +41,8 @@ class WriterConnection:
         # Whether the last commit failed. Until another one takes its place in the WAL, SQLite may find it there, whole,
         # at the next opening; so no count of entries is noted until then.
         self.in_doubt = False
+        # Whether it may have failed after the WAL had it, since the disk failed: the files that it brought must stay.
+        self.keeps_files = False
         self.raw: sqlite3.Connection | None = None
         self._settings: dict[str, Any] = {}
         self._timeout = 0.0
@@ -158,7 +160,12 @@ class WriterConnection:
         """Commit the open transaction; what is left for its end is to settle the slots."""
         self.verify_whole(txn)
         self.execute("COMMIT")
-        txn.committed, self.in_doubt = True, False
+        txn.committed = True
+        self.be_certain()
+
+    def be_certain(self) -> None:
+        """Note that a commit has taken the place of any that had failed."""
+        self.in_doubt = self.keeps_files = False
 
     def roll_back(self) -> None:
         """End SQLite's transaction, if there is one."""
@@ -208,7 +215,9 @@ class WriterConnection:
 
     def fail(self, error: Failure, reads: bool = False) -> Never:
         """Raise the package's error for an error of SQLite; `reads`: nothing was to be written."""
-        raise self._damage_behind(error) or mapped(error, self.path, reads) from error
+        problem = self._damage_behind(error) or mapped(error, self.path, reads)
+        self.keeps_files |= isinstance(problem, StorageError) and not reads
+        raise problem from error
 
     def _damage_behind(self, error: Failure) -> CorruptDatabase | None:
         """Return the damage, if any, for which SQLite calls a database full that is not, or a value too long.
