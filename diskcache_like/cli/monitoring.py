@@ -1,10 +1,9 @@
-"""The commands for who runs a cache: `bigkeys`, `hotkeys`, `tags` and `health`."""
+"""The commands for whoever runs a cache: `bigkeys`, `hotkeys`, `tags` and `health`."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import os
 from collections.abc import Iterable, Iterator
 from functools import partial
 from heapq import nlargest
@@ -45,10 +44,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     test = commands.add_parser(
         "health",
         parents=[common],
-        help="tell in a moment whether all is well; 1 if something wants a look",
+        help="tell in a moment whether all is well; 1 if something needs attention",
         description="Tell whether the cache can be opened, read and written now. Unlike `check`, this reads a few"
         " entries only, so it may run every minute.",
-        epilog="exit status: 0 all is well, 1 something wants a look, 2 the cache cannot be used",
+        epilog="exit status: 0 all is well, 1 something needs attention, 2 the cache cannot be used",
     )
     test.add_argument("--count", type=positive, default=READ, metavar="N", help="entries to read (default: 100)")
     test.set_defaults(command=health)
@@ -85,7 +84,7 @@ def _print(options: argparse.Namespace, what: str, found: Iterable[tuple[int, An
 
 
 def health(options: argparse.Namespace) -> int:
-    """Print what was looked at, a line each; return 1 if something wants a look."""
+    """Print what was looked at, a line each; return 1 if something needs attention."""
     looks = list[dict[str, Any]]()
     try:
         with existing(options, partial(WithoutRecovery, timeout=PATIENCE)) as cache:
@@ -110,8 +109,7 @@ def _looks(cache: Cache, count: int) -> Iterator[tuple[str, bool, str]]:
     aside, wal, left, is_tight = disk_of(cache)
     yield "disk", not is_tight, f"{left:,} bytes left"
     yield "journal", wal <= LONG_WAL, f"{wal:,} bytes"
-    names = ", ".join(map(os.path.basename, aside))
-    yield "quarantine", not aside, f"damaged databases that were put aside: {names}" if aside else "none"
+    yield "quarantine", not aside, f"damaged databases that were put aside: {', '.join(aside)}" if aside else "none"
     found = [cache.why(key).reason for key in itertools.islice(cache, count)]
     bad = found.count("damaged")
     yield "entries", not bad, f"{len(found):,} read, {bad:,} damaged or not readable here"

@@ -6,7 +6,7 @@ committing; an even one means that the slot is settled.
 
 What eviction remembers lies in cells of one word: two marks of 16 bits, which hits leave for the entries whose hashes
 lead there, and a ghost of 32 bits: a fingerprint of a key whose entry was evicted, or not admitted, and when that was.
-Four ghosts lie beside each other, the newest first, and the oldest goes for a new one. Anyone writes marks and ghosts
+Four ghosts lie beside each other, the newest first, and a new one replaces the oldest. Anyone writes marks and ghosts
 without a lock. If any of this is lost, late or damaged, other entries are evicted, and nothing else happens.
 
 The cells are the sparse end of the file. As the number of entries grows, more cells are used; their blocks are

@@ -4,5 +4,5 @@
   `flights`: one computes for all
 - `memoize`: the decorator; `call_keys`: the keys of calls; `identities`: what tells functions and classes apart;
   `templates`: text that names arguments
-- `why`: the reason for which nothing is found
+- `why`: why a look-up finds nothing
 """

@@ -139,7 +139,7 @@ class Computation:
                 value = call(context)
                 now = self._now()
                 metadata = self.rules.metadata(value, context, now, max(now - started, 0.0))
-                if metadata is not None and self._admits(flight.atomic):
+                if metadata is not None:
                     self._attempt(self.cache._put, None, key, value, metadata, NOTHING, place)
                 return value
             finally:
@@ -356,13 +356,9 @@ class Computation:
             context.tags = tags_of(old.metadata.tags) if context.tags is None else context.tags
         metadata = rules.metadata(value, context, now, max(now - started, 0.0))
         is_admitted = flight is None or usable is not None or rules.admits_all
-        if metadata is not None and (is_admitted or (yield self._do(self._admits, atomic))):
+        if metadata is not None and (is_admitted or (yield self._do(self._attempt, atomic.was_missed, True))):
             yield self._try(keep, value, metadata)
         return value
-
-    def _admits(self, atomic: AtomicKey) -> bool:
-        """Tell whether a result is stored for which nothing was there."""
-        return self.rules.admits_all or self._attempt(atomic.was_missed, True)
 
     def _name(self, atomic: AtomicKey) -> tuple[int, Any]:
         """Return what tells a key from those of other caches. Hashable, unlike some keys."""

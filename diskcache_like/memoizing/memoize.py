@@ -181,7 +181,7 @@ class _Calls:
     def __init__(self, cache: Any, function: Callable[..., Any], call_keys: CallKeys, rules: Rules) -> None:
         self._cache = cache
         self._name_of, self._make = call_keys.name_of(function), call_keys.of(function, cache._fixed)
-        self._parameters = call_keys.parameters(function)
+        self._parameters = partial(call_keys.parameters, function)  # not called before `why` is
         self._compute = _with_tags(function, rules.tags)
         self._take = take_async if inspect.iscoroutinefunction(function) else take
         self.computation = Computation(cache, replace(rules, tags=rules.tags if callable(rules.tags) else None))
@@ -217,7 +217,7 @@ class _Calls:
 
         def why(*args: Any, **kwargs: Any) -> Why:
             hidden = self.begin()
-            return cast("Why", self._cache._why(self.key(*args, **kwargs), hidden, self._parameters))
+            return cast("Why", self._cache._why(self.key(*args, **kwargs), hidden, self._parameters()))
 
         def key(*args: Any, **kwargs: Any) -> Any:
             return self.key(*args, **kwargs)

@@ -169,10 +169,10 @@ class Rules:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Tell whether nothing matters but how a result is kept."""
+        """Tell whether nothing matters but for how long a result is kept."""
         others = self.cache_errors or self.max_concurrent or self.breaker or self.asks
         timeouts = self.soft_timeout, self.hard_timeout
-        return self.is_bare and self.keeps and not others and timeouts == (None, None)
+        return self.is_bare and self.keeps and self.admits_all and not others and timeouts == (None, None)
 
     @property
     def admits_all(self) -> bool:

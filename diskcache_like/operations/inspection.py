@@ -29,7 +29,7 @@ def records_of(cache: Parts, keys: Iterable[Any]) -> Iterator[tuple[Any, Record]
 
 
 def uses_of(cache: Parts, keys: Iterable[Any]) -> Iterator[tuple[Any, int]]:
-    """Yield each key whose use has left a mark with how often it was used, or with less than 0: how many writes ago.
+    """Yield each key that has a mark, with the number of its uses, or minus the number of writes since the last one.
 
     Marks tell both roughly, and entries may share one (coherence/generations.py).
     """
@@ -42,14 +42,14 @@ def uses_of(cache: Parts, keys: Iterable[Any]) -> Iterator[tuple[Any, int]]:
 
 
 def disk_of(cache: Parts) -> tuple[list[str], int, int, bool]:
-    """Return the paths of quarantined databases, the bytes of WALs and of room on the disk, and if that is too little.
+    """Return the names of quarantined databases, the bytes of all WALs, those that the disk has left, and one flag.
 
-    Too little is what leaves no room to remove something.
+    The flag tells whether the disk has less left than removals need.
     """
     aside, wal, left = list[str](), 0, left_on_disk(cache._handle.directory)
     for store in cache._shards.stores:
         folder, name = os.path.split(store.path)
-        aside += [os.path.join(folder, each) for each in os.listdir(folder) if is_database(each) and each != name]
+        aside += [each for each in os.listdir(folder) if is_database(each) and each != name]
         with suppress(FileNotFoundError):
             wal += os.stat(store.path + WAL).st_size
     return aside, wal, left, left < RESERVE

@@ -28,7 +28,7 @@ def _log(message: str, category: type[Warning]) -> None:
     if now - _logged.get(category, -math.inf) < PAUSE:
         return
     _logged[category] = now
-    import logging  # late, since few programs need it for this
+    import logging  # late: most programs never get here
 
     package = logging.getLogger(_PACKAGE)
     if not package.handlers:

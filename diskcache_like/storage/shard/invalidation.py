@@ -56,7 +56,7 @@ class Invalidation:
                 return 0
             if not autocommit:
                 return 1
-            self._connection.be_certain()
+            self._connection.in_doubt = False
             return 2 * tick + 2
         except BaseException as error:
             self._failed(error)
@@ -129,8 +129,8 @@ class Invalidation:
         """Add to the number of entries what a commit inserted less what it removed; `removed`: how many it removed."""
         header = self._shard.header
         count, unmoved = header[_COUNT], header[_UNMOVED]
-        # What goes is taken to be as old as all entries are, and rounded up or down as the tick has it, so that many
-        # removals come to the right sum; eviction knows it, and corrects this.
+        # Removed entries are taken to be as old as all entries are. The tick decides whether their number is rounded up
+        # or down, so that many removals come to the right sum. Eviction knows the ages, and corrects this.
         if removed:
             of = max(removed, count if count != UNCOUNTED else unmoved)
             unmoved -= (removed * min(unmoved, of) + header[_TICK] * _SPREAD % of) // of

@@ -485,7 +485,8 @@ class Reader:
 
     def refers_to_column(self, column: object) -> bool:
         """Do the same for a file as rows spell it."""
-        if self._shard.connection.keeps_files:
+        connection = self._shard.connection
+        if connection.in_doubt and connection.disk_failed:  # a commit in the WAL may refer to it
             return True
         try:
             return bool(self.select(sql.KNOWN_FILE, (column, column)))

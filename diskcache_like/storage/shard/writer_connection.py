@@ -41,8 +41,7 @@ class WriterConnection:
         # Whether the last commit failed. Until another one takes its place in the WAL, SQLite may find it there, whole,
         # at the next opening; so no count of entries is noted until then.
         self.in_doubt = False
-        # Whether it may have failed after the WAL had it, since the disk failed: the files that it brought must stay.
-        self.keeps_files = False
+        self.disk_failed = False  # whether the last write that failed did so for an error of the disk
         self.raw: sqlite3.Connection | None = None
         self._settings: dict[str, Any] = {}
         self._timeout = 0.0
@@ -160,12 +159,7 @@ class WriterConnection:
         """Commit the open transaction; what is left for its end is to settle the slots."""
         self.verify_whole(txn)
         self.execute("COMMIT")
-        txn.committed = True
-        self.be_certain()
-
-    def be_certain(self) -> None:
-        """Note that a commit has taken the place of any that had failed."""
-        self.in_doubt = self.keeps_files = False
+        txn.committed, self.in_doubt = True, False
 
     def roll_back(self) -> None:
         """End SQLite's transaction, if there is one."""
@@ -216,7 +210,8 @@ class WriterConnection:
     def fail(self, error: Failure, reads: bool = False) -> Never:
         """Raise the package's error for an error of SQLite; `reads`: nothing was to be written."""
         problem = self._damage_behind(error) or mapped(error, self.path, reads)
-        self.keeps_files |= isinstance(problem, StorageError) and not reads
+        if not reads:
+            self.disk_failed = isinstance(problem, StorageError)
         raise problem from error
 
     def _damage_behind(self, error: Failure) -> CorruptDatabase | None:

@@ -235,9 +235,6 @@ class Evictor:
         if choice.evicted:
             evicted = self._carry_out(choice)
             self._victims.settle(choice, unmoved)
-            if not self._shard.policy.tries:  # else a ghost means that probation was too short
-                for row in choice.evicted:
-                    self._shard.marks.leave(row.place)
             header[Header.EVICTED] = header[Header.EVICTED] + evicted & MAX_WORD
             self.evicted += evicted
         return len(choice.evicted)

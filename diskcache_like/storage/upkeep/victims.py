@@ -94,13 +94,19 @@ class Victims:
         return min(header[_BOUNDARY], NEVER - 1)  # more is damage, and too much for SQLite to compare
 
     def settle(self, choice: Choice, unmoved: int) -> None:
-        """Count the rows on probation that a choice removed or moved; there were `unmoved` of them before."""
+        """Count the rows on probation that a choice removed or moved, of `unmoved`; leave ghosts of what was removed.
+
+        A policy with probation leaves its ghosts there, since each means that probation was too short.
+        """
         header, txn = self._shard.header, self._shard.connection.txn
         left = sum(row.number > header[_BOUNDARY] for rows in choice for row in rows)
         if txn is not None:  # which takes all that it has evicted away when it is committed
             txn.removed -= len(choice.evicted)
             left -= len(choice.evicted)
         header[_UNMOVED] = max(unmoved - left, 0)
+        if not self._shard.policy.tries:
+            for row in choice.evicted:
+                self._shard.marks.leave(row.place)
 
     def _rows(self, low: int, high: int, wanted: int) -> Iterator[Queued]:
         """Yield the rows whose numbers lie in a range, in their order; read as many at once as may be enough."""
