@@ -88,13 +88,11 @@ class Loader:
         stored_key, home, store = location
         if plain:
             value = self.load(key, location, maps=maps)
-            if hot.tracks:
-                hot.count_read(value is not ENOVAL, store, home)
+            hot.count_read(value is not ENOVAL, location)
             return default if value is ENOVAL else value
         stamp = store.shard.slots[home % store.shard.slot_prime]
         found = self.load_checked(key, location, (stamp, store.read(home, stored_key)), read, maps)
-        if hot.tracks:
-            hot.count_read(found is not None, store, home)
+        hot.count_read(found is not None, location)
         if found is not None:
             with self._rows.reporting(key):
                 return with_metadata(found[0], found[1], expire_time, tag)

@@ -250,8 +250,7 @@ class Computed(Tagging):
         if decode is NEGATIVE_HIT or slots[slot] != stamp or (expire is not None and expire <= self._hot_clock()):
             return ENOVAL
         visited[0] = 1
-        if self._hot.tracks:
-            self._hot.count_hit(marks, home)
+        marks[home] = self._hot.hit_kind
         return value if decode is None else decode(value)
 
     def _uncounted(self, key: Any) -> Any:

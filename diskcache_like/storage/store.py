@@ -47,9 +47,6 @@ LOOKS = 64  # for a moment between two writes; as long as a few writes take
 _TICK, _COUNT, _SETTLED = Header.TICK, Header.COUNT, Header.SETTLED
 
 
-Flush = Callable[[Callable[[int, int], None]], None]
-
-
 class Store:
     """Read and write one shard."""
 
@@ -154,8 +151,6 @@ class Store:
         try:
             if not self.transactions.acquire(timeout):
                 return
-            if shard.config.on_write is not None:
-                shard.config.on_write(self.transactions.count_uses)
             is_flushed = False
             with contextlib.suppress(DirectoryError, DiskFull, StorageError):
                 if shard.is_current():  # else what waits is another database's
@@ -328,16 +323,10 @@ class Store:
         header = self.shard.present_header()
         return header[Header.TICK] - header[Header.INTERNAL], header[Header.EVICTED]
 
-    def use_counts(self, timeout: float | None, reset: bool, flush: Flush | None) -> tuple[int, int]:
-        """Return (hits, misses) of all processes; `flush` gives those of this one to a function that adds them."""
-        with self.locked(timeout):
-            if flush is not None:
-                flush(self.transactions.count_uses)
-            header = self.shard.header
-            result = header[Header.HITS], header[Header.MISSES]
-            if reset:
-                header[Header.HITS] = header[Header.MISSES] = 0
-        return result
+    def size(self) -> tuple[int, int]:
+        """Return the number of entries, and the bytes of what is in the database and beside it, as known just now."""
+        number = self.shard.present_header()[_COUNT]
+        return (number if self._is_possible(number) else self.count()), self.reader.volume(trash=False)
 
 
 __all__ = ["REMOVE", "Change", "Decide", "Remove", "Row", "Store", "Touch"]
