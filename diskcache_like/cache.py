@@ -358,7 +358,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         blobs = store.read_many([(location[1], location[0]) for _, location, _ in wanted])
         for key, location, stamp in wanted:
             home = location[1]
-            value = load(key, location, (slots, stamp, blobs.get(home)))
+            value = load(key, location, (slots, stamp, blobs.get(home)), counts=True)
             if value is not ENOVAL:
                 found[key] = value
             hot.count_read(value is not ENOVAL, location)

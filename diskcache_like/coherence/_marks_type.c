@@ -298,6 +298,8 @@ static const char *space_of(const char *key, Py_ssize_t size, Py_ssize_t *length
         text = *at++ & 0x1F;
     else if (at[0] == 0xD9 && size > 5)
         text = at[1], at += 2;
+    else if (at[0] == 0xDB && size > 9)
+        text = (Py_ssize_t)at[1] << 24 | at[2] << 16 | at[3] << 8 | at[4], at += 5;
     if (text > size - ((const char *)at - key))
         return key; /* damage */
     colon = memchr(at, ':', text < LONGEST ? (size_t)text : LONGEST);

@@ -46,8 +46,9 @@ OFF, COUNTS, FULL = LEVELS = ("off", "counts", "full")  # how much is counted, a
 SPACES: Final = _native.SPACES
 SPACE_COUNTERS: Final = _native.SPACE_COUNTERS
 HOT, DISK, REMOTE, MISSES, EXPIRED, SETS, DELETES = range(1, SPACE_COUNTERS)  # the counters of a space
+COUNTER: Final = 2  # bits of a kind of mark that are below the number of a counter
 # What `Marks` are given to count, which leaves no mark; a hit is added to the bits of the mark that it leaves.
-HIT, READ, MISS, STALE, SET, DELETE = (counter << 2 for counter in (HOT, DISK, MISSES, EXPIRED, SETS, DELETES))
+HIT, READ, ASKED, MISS, STALE, SET, DELETE = (counter << COUNTER for counter in range(1, SPACE_COUNTERS))
 PLAIN, OTHER, HIDDEN = range(3)  # spaces: keys without one, those beyond the last name, and the package's own
 FIRST_NAME: Final = 3
 
@@ -69,6 +70,7 @@ _LENGTH: Final = 6 * 512  # words of a row
 _ROWS: Final = 128
 _PAGE: Final = 4096
 _BASE: Final = 2 * _PAGE  # offset of the row that says where counting began anew
+MAX_WORD: Final = 2**64 - 1
 _SIZE: Final = _BASE + 8 * _LENGTH * (1 + _ROWS)
 _MAGIC: Final = int.from_bytes(b"dclcount", "little")
 _NAMES_LOCK, _BASE_LOCK = _ROWS, _ROWS + 1  # numbers of bytes, after those of the rows
@@ -198,7 +200,7 @@ class Counts:
             locks.close()
 
     def forked(self) -> None:
-        """Leave the row, and what was not added to one yet, to the parent; called in the child, which has one thread."""
+        """Leave the row, and what was not added to one yet, to the parent; the child has one thread as yet."""
         self._lock = threading.Lock()
         self._own = bytearray()
         self._leave_row()
@@ -262,7 +264,7 @@ class Counts:
         """Return what all handles have counted, since it began anew or, without `anew`, since the file was made."""
         locks = self._locks
         if locks is None:
-            rows, base = [memoryview(self._own).cast("Q").tolist()], self._base
+            rows, base = [array("Q", bytes(self._own))], self._base
         else:
             descriptor = locks.descriptor
             rows = [_read(descriptor, _offset_of(row)) for row in range(_ROWS) if _is_in_use(descriptor, row)]
@@ -270,7 +272,9 @@ class Counts:
         sums = [0] * _LENGTH
         for row in rows:
             sums = list(map(add, sums, row))
-        return Totals([max(0, count - since) for count, since in zip(sums, base, strict=True)] if anew else sums)
+        if not anew:
+            return Totals([count & MAX_WORD for count in sums])
+        return Totals([_grown(count, since) for count, since in zip(sums, base, strict=True)])
 
     def begin_anew(self) -> None:
         """Let `totals` begin at 0 again; nobody's count is lost, since only where it begins is stored."""
@@ -337,6 +341,12 @@ def bounds_of(bucket: int) -> tuple[int, int]:
     octave, part = divmod(bucket, 16)
     least, width = (16 + part) << octave + LEAST_OCTAVE - 4, 1 << octave + LEAST_OCTAVE - 4
     return least if bucket else 0, least + width
+
+
+def _grown(count: int, since: int) -> int:
+    """Return by how much a counter has grown, 0 if it has been taken back; damage may have made it any number."""
+    grown = count - since & MAX_WORD
+    return grown if grown >> 63 == 0 else 0
 
 
 def _offset_of(row: int) -> int:

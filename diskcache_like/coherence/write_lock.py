@@ -50,7 +50,8 @@ class WriteLock:
     def acquire(self, timeout: float | None = None) -> bool:
         """Take the lock, or raise Timeout after `timeout` seconds; 0 tries once, None waits without limit.
 
-        Returns whether it had to wait. A signal handler may raise in here just after the lock was taken: whoever calls this ends it in a `finally`.
+        Returns whether it had to wait. A signal handler may raise in here just after the lock was taken: whoever calls
+        this ends it in a `finally`.
         """
         try:
             waits = timeout is None or timeout > 0

@@ -91,7 +91,7 @@ class Handle:
     def _open_shards(self, shards: int, disk: type[Disk], opening: Opening) -> None:
         ensure_directory(self.directory, self.options.shared, sync=self.given.get("durability") == "power")
         self.counts = Counts(self.directory, space_name, self.options.shared)
-        self.counts.hides_names = self.options.encrypt
+        self.counts.hides_names = bool(self.options.encrypt)
         try:
             self.shards = ShardSet(self.directory, shards, self._configuration(disk, opening), disk)
         except BaseException:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, Final
 
-from ..coherence.counts import HIT, MISS, READ
+from ..coherence.counts import HIT, MISS, READ, STALE
 from ..coherence.generations import Marks, Words
 from ..disk.payloads import How, Kept, fresh
 from ..encoding import keys
@@ -111,6 +111,11 @@ class HotLayer:
         """Count a read of the database as a hit or a miss."""
         stored_key, home, store = location
         store.shard.marks.of(stored_key)[home] = self.read_kind if found else MISS
+
+    def count_expired(self, location: tuple[bytes, int, EntryStore]) -> None:
+        """Count an entry that was found and had expired; the read is counted as a miss as well."""
+        stored_key, home, store = location
+        store.shard.marks.of(stored_key)[home] = STALE
 
     def mark_for(self, policy: Policy) -> None:
         """Make hits leave the marks that an eviction policy needs."""

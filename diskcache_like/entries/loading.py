@@ -87,11 +87,11 @@ class Loader:
                 return default if value is NEGATIVE_HIT else value
         stored_key, home, store = location
         if plain:
-            value = self.load(key, location, maps=maps)
+            value = self.load(key, location, maps=maps, counts=True)
             hot.count_read(value is not ENOVAL, location)
             return default if value is ENOVAL else value
         stamp = store.shard.slots[home % store.shard.slot_prime]
-        found = self.load_checked(key, location, (stamp, store.read(home, stored_key)), read, maps)
+        found = self.load_checked(key, location, (stamp, store.read(home, stored_key)), read, maps, counts=True)
         hot.count_read(found is not None, location)
         if found is not None:
             with self._rows.reporting(key):
@@ -104,11 +104,12 @@ class Loader:
         location: Location,
         seen: tuple[Words, int, bytes | None] | None = None,
         maps: bool | None = None,
+        counts: bool = False,
     ) -> Any:
         """Return the value of a live entry from the database, ENOVAL if there is none; keep hot what did not change.
 
         `seen`: the slots, the generation of the key's slot before a SELECT, and what that found; without it the row is
-        read here.
+        read here. `counts`: the caller counts a hit or a miss, so an entry that has expired is counted here.
         """
         stored_key, home, store = location
         shard = store.shard
@@ -125,9 +126,11 @@ class Loader:
             return ENOVAL
         payload, expire = self.plain(store, stored_key, packed)
         if payload is None:
-            found = self.load_checked(key, location, (stamp, packed), maps=maps)
+            found = self.load_checked(key, location, (stamp, packed), maps=maps, counts=counts)
             return ENOVAL if found is None else found[0]
         if expire is not None and not expire > self._rows.clock():
+            if counts:
+                self._hot.count_expired(location)
             return ENOVAL
         try:
             value, kept, decode = store.disk.load_payload(payload)
@@ -178,6 +181,7 @@ class Loader:
         read: bool = False,
         maps: bool | None = None,
         stale: bool = False,
+        counts: bool = False,
     ) -> tuple[Any, Record] | None:
         """Return the value and record of a live entry; with `stale` also of one that is kept after its expiry.
 
@@ -190,7 +194,11 @@ class Loader:
         maps = self._maps if maps is None else maps
         for _ in range(ATTEMPTS):
             record = self._rows.verified(key, location, packed)
-            if record is None or (not self._rows.is_live(record) and not (stale and self._rows.is_kept(record))):
+            if record is None:
+                return None
+            if not self._rows.is_live(record) and not (stale and self._rows.is_kept(record)):
+                if counts:
+                    self._hot.count_expired(location)
                 return None
             try:
                 keeps = bool(self._hot.limit) and not read and record.size <= self._hot.admits

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import html
-import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import NamedTuple
 
-from ..coherence.counts import DELETES, DISK, EXPIRED, HIDDEN, HOT, MISSES, REMOTE, SETS, TIMED, Totals, bounds_of
+from ..coherence.counts import HIDDEN, TIMED, bounds_of
 from .handle import Handle
 
 PERCENTILES = (50, 99, 99.9)
@@ -37,15 +37,16 @@ class SpaceMetrics(NamedTuple):
         reads = self.hits + self.misses
         return self.hits / reads if reads else math.nan
 
-    def plus(self, other: SpaceMetrics) -> SpaceMetrics:
-        """Return the sums."""
-        return SpaceMetrics(*(one + two for one, two in zip(self, other, strict=True)))
+    def minus(self, other: SpaceMetrics) -> SpaceMetrics:
+        """Return what was added since `other`."""
+        return SpaceMetrics(*(max(0, one - two) for one, two in zip(self, other, strict=True)))
 
 
-class Times(NamedTuple):
-    """How long calls took: how many took up to so many seconds, in buckets that are 6 % wide."""
+@dataclass(frozen=True)
+class Times:
+    """How long calls took, in buckets that are 6 % wide (coherence/counts.py)."""
 
-    buckets: Sequence[int] = ()
+    buckets: Sequence[int] = field(repr=False, default=())
 
     @property
     def count(self) -> int:
@@ -54,12 +55,16 @@ class Times(NamedTuple):
 
     def percentile(self, percent: float) -> float:
         """Return the seconds within which so many percent of the calls ended; NaN for no calls."""
-        wanted, seen = math.ceil(self.count * percent / 100) or 1, 0
+        wanted, seen = max(1, math.ceil(self.count * percent / 100)), 0
         for bucket, count in enumerate(self.buckets):
             seen += count
             if seen >= wanted:
                 return sum(bounds_of(bucket)) / 2e9
         return math.nan
+
+    def minus(self, other: Times) -> Times:
+        """Return what was added since `other`."""
+        return Times([max(0, one - two) for one, two in zip_longest(self.buckets, other.buckets, fillvalue=0)])
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,9 @@ class Metrics:
     """
 
     total: SpaceMetrics
-    spaces: dict[str, SpaceMetrics]  # by prefix, the text of a key up to a colon, or by namespace, which ends in a slash
+    spaces: dict[
+        str, SpaceMetrics
+    ]  # by prefix, the text of a key up to a colon, or by namespace, which ends in a slash
     entries: int
     bytes: int  # that they take, without what waits in the write buffer
     size_limit: int
@@ -103,10 +110,28 @@ class Metrics:
         """Return the part of all reads that were hits, from 0 to 1; NaN for none."""
         return self.total.hit_rate
 
+    def since(self, earlier: Metrics) -> Metrics:
+        """Return what was counted since an earlier look; entries, bytes and limits are those of this one."""
+        spaces = {name: space.minus(earlier.spaces.get(name, SpaceMetrics())) for name, space in self.spaces.items()}
+        return replace(
+            self,
+            total=self.total.minus(earlier.total),
+            spaces={name: space for name, space in spaces.items() if any(space)},
+            evicted={reason: max(0, count - earlier.evicted[reason]) for reason, count in self.evicted.items()},
+            times={name: times.minus(earlier.times.get(name, Times())) for name, times in self.times.items()},
+            **{name: max(0, getattr(self, name) - getattr(earlier, name)) for name in _EVENTS},
+        )
+
     def _repr_html_(self) -> str:
         """Return tables for a notebook."""
         spaces = [
-            (name or "(no prefix)", *map("{:,}".format, (one.hits, one.misses)), rate(one), f"{one.sets:,}", f"{one.deletes:,}")
+            (
+                name or "(no prefix)",
+                *map("{:,}".format, (one.hits, one.misses)),
+                rate(one),
+                f"{one.sets:,}",
+                f"{one.deletes:,}",
+            )
             for name, one in self.busiest()
         ]
         times = [
@@ -147,7 +172,7 @@ def metrics_of(handle: Handle, within: str = "", anew: bool = True) -> Metrics:
     for number, name in names.items():
         space = SpaceMetrics(*found.space(number))
         if number != HIDDEN and any(space) and name.startswith(within):
-            spaces[name] = spaces.get(name, SpaceMetrics()).plus(space)
+            spaces[name] = space
     sizes = [store.size() for store in handle.shards.stores]
     return Metrics(
         total=SpaceMetrics(*map(sum, zip(*spaces.values(), strict=True))) if spaces else SpaceMetrics(),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -324,9 +324,11 @@ class Store:
         return header[Header.TICK] - header[Header.INTERNAL], header[Header.EVICTED]
 
     def size(self) -> tuple[int, int]:
-        """Return the number of entries, and the bytes of what is in the database and beside it, as known just now."""
-        number = self.shard.present_header()[_COUNT]
-        return (number if self._is_possible(number) else self.count()), self.reader.volume(trash=False)
+        """Return the number of entries, and the bytes of all but what waits in the write buffer; takes no lock."""
+        header, ring = self.shard.present_header(), self.shard.ring
+        waiting = self.reader.count_alone() if ring is not None and ring.waiting() else None
+        number = header[_COUNT] if waiting is None else waiting
+        return (number if self._is_possible(number) else self.select(sql.COUNT)[0][0]), self.reader.volume(trash=False)
 
 
 __all__ = ["REMOVE", "Change", "Decide", "Remove", "Row", "Store", "Touch"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from ..coherence import counts
 from ..coherence.generations import Marks, Words
 from ..entries.hot import HotLayer
 from .state import SLOTS, TierState, boot_seconds
@@ -27,6 +28,7 @@ class Place(int):
     indices: frozenset[int]
     stamp: int | None = None
     tick: int = 0  # the version of the row here when it was looked at
+    was_asked: bool = False  # whether the server has said what there is
 
     @property
     def number(self) -> int:
@@ -96,6 +98,14 @@ class TierHotLayer(HotLayer):
         self._state = state
         self._lease_ends = lease_ends
         self._cache_clock = clock
+
+    def count_read(self, found: bool, location: Any) -> None:
+        """Count a read as a hit or a miss; a hit may be one of the server's."""
+        stored_key, place, store = location
+        if found and place.was_asked:
+            store.shard.marks.of(stored_key)[place] = counts.ASKED
+        else:
+            super().count_read(found, location)
 
     def keep(self, key: Any, location: Any, stamp: int, expire: float | None, loaded: Any, size: int) -> None:
         """Keep what was found at a place, if its stamp could be told, until it expires or the lease ends."""

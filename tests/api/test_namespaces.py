@@ -236,7 +236,7 @@ def test_what_computing_notes_is_not_in_a_namespace(open_cache: Opener, clock: C
     clock.advance(-11)
     assert (list(space), len(space)) == (["key"], 1)
     list(cache)
-    assert cache.metrics.damaged == 0
+    assert cache.metrics().damaged == 0
 
 
 @few

@@ -43,7 +43,7 @@ with Cache(sys.argv[1], **eval(sys.argv[3])) as cache:
                     raise AssertionError(key)
     assert cache.check(fix=True) == []
     assert len(cache) == int(sys.argv[4])
-    assert cache.metrics.damaged == 0
+    assert cache.metrics().damaged == 0
 """
 
 

@@ -13,8 +13,8 @@ from hashlib import blake2b
 from typing import Any
 
 from ...coherence.control_files import check_control_file
-from ...coherence.generations import DEFAULT_SLOTS
 from ...coherence.counts import Counts
+from ...coherence.generations import DEFAULT_SLOTS
 from ...coherence.ring import LEAST_CAPACITY, PAGE
 from ...encoding.keys import is_prime
 from ...errors import DirectoryError, ForeignDatabase, OlderFormat, SettingError, file_error

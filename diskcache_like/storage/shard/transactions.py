@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 from ...coherence import _native
 from ...coherence.contexts import context, end
-from ...coherence.generations import MAX_WORD, NEVER, UNCOUNTED, Header
+from ...coherence.generations import NEVER, UNCOUNTED, Header
 from ...coherence.ring import Mark
 from ...errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, StorageError, Timeout, TransactionError
 from ...system.blocking import may_block
