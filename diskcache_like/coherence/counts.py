@@ -72,6 +72,7 @@ _PAGE: Final = 4096
 _BASE: Final = 2 * _PAGE  # offset of the row that says where counting began anew
 MAX_WORD: Final = 2**64 - 1
 _SIZE: Final = _BASE + 8 * _LENGTH * (1 + _ROWS)
+_UNUSED: Final = array("Q", bytes(8 * _LENGTH))  # a row
 _MAGIC: Final = int.from_bytes(b"dclcount", "little")
 _NAMES_LOCK, _BASE_LOCK = _ROWS, _ROWS + 1  # numbers of bytes, after those of the rows
 _NAME_SIZE: Final = 64
@@ -267,7 +268,7 @@ class Counts:
             rows, base = [array("Q", bytes(self._own))], self._base
         else:
             descriptor = locks.descriptor
-            rows = [_read(descriptor, _offset_of(row)) for row in range(_ROWS) if _is_in_use(descriptor, row)]
+            rows = [row for row in (_read(descriptor, _offset_of(each)) for each in range(_ROWS)) if row != _UNUSED]
             base = _read(descriptor, _BASE)
         sums = [0] * _LENGTH
         for row in rows:
@@ -351,10 +352,6 @@ def _grown(count: int, since: int) -> int:
 
 def _offset_of(row: int) -> int:
     return _BASE + 8 * _LENGTH * (1 + row)
-
-
-def _is_in_use(descriptor: int, row: int) -> bool:
-    return bool(_read(descriptor, _offset_of(row) + 8 * _AT["handles"], 1)[0])
 
 
 def _read(descriptor: int, offset: int, words: int = _LENGTH) -> array[int]:
