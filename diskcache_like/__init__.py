@@ -113,6 +113,7 @@ __all__ = [
     "KeyringError",
     "LeaseLost",
     "Lock",
+    "Metrics",
     "MissingDependency",
     "NewerFormat",
     "NotKeptWarning",
@@ -127,10 +128,12 @@ __all__ = [
     "SettingError",
     "SignatureError",
     "SignatureWarning",
+    "SpaceMetrics",
     "StorageError",
     "StoredError",
     "TagError",
     "Timeout",
+    "Times",
     "TransactionError",
     "UnknownFileWarning",
     "UnreadableFileWarning",
@@ -148,6 +151,7 @@ __all__ = [
 # What not every program needs, and is imported when it is asked for.
 _LATE = {
     **dict.fromkeys(("AsyncCache", "AsyncDeque", "AsyncFanoutCache", "AsyncIndex"), "aio"),
+    **dict.fromkeys(("Metrics", "SpaceMetrics", "Times"), "entries.metrics"),
     **dict.fromkeys(
         ("Averager", "BoundedSemaphore", "Lock", "RLock", "barrier", "memoize_stampede", "throttle"), "recipes"
     ),

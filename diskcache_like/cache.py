@@ -784,8 +784,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
         Operations on keys, listings, `len`, `clear`, `count`, `evict` and `tags` mean its own entries, found by the
         index of tags. Queues, `stats`, `volume`, `expire` and `cull` are not there and raise CacheError. `check`,
-        `close`, `flush`, `metrics`, `reset`, `rotate`, `sync` and `transact` are those of this cache, where
-        the view's keys are `NamespacedKey`. The names take 200 bytes at most, together with those of the namespaces
+        `close`, `flush`, `reset`, `rotate`, `sync` and `transact` are those of this cache, where the view's
+        keys are `NamespacedKey`. The names take 200 bytes at most, together with those of the namespaces
         around it; if longer, it raises KeyEncodeError.
         """
         return namespaces.view(self, path_of((name,)))  # type: ignore[no-any-return]  # of this class

@@ -194,11 +194,7 @@ class Loader:
         maps = self._maps if maps is None else maps
         for _ in range(ATTEMPTS):
             record = self._rows.verified(key, location, packed)
-            if record is None:
-                return None
-            if not self._rows.is_live(record) and not (stale and self._rows.is_kept(record)):
-                if counts:
-                    self._hot.count_expired(location)
+            if record is None or not self._may_be_served(record, location, stale, counts):
                 return None
             try:
                 keeps = bool(self._hot.limit) and not read and record.size <= self._hot.admits
@@ -224,6 +220,14 @@ class Loader:
             return value, record
         self._rows.report_lost_file(key)
         return None
+
+    def _may_be_served(self, record: Record, location: Location, stale: bool, counts: bool) -> bool:
+        """Tell whether an entry has not expired, or is kept for those who ask for it; count the others."""
+        if self._rows.is_live(record) or (stale and self._rows.is_kept(record)):
+            return True
+        if counts:
+            self._hot.count_expired(location)
+        return False
 
     def keep_written(
         self, key: Any, location: Location, stamp: int, expiry: float | None, value: Any, encoded: Encoded

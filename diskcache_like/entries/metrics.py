@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -160,6 +159,8 @@ def rate(space: SpaceMetrics) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    import html  # late: few show tables
+
     lines = [("th", head), *(("td", row) for row in rows)]
     cells = (f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in row)}</tr>" for tag, row in lines)
     return f"<table>{''.join(cells)}</table>"

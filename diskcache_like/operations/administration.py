@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..disk import file_io
 from ..entries import rotation
 from ..entries.loading import ENOVAL
-from ..entries.metrics import Metrics, metrics_of
 from ..entries.timing import time_calls
-from ..errors import ExpiryError, SettingError
+from ..errors import CacheError, ExpiryError, SettingError
 from ..settings.definitions import HANDLE_ONLY, SettingsInForce, checked, checked_all, is_setting, unknown
 from ..settings.policies import policy_named
 from ..storage.check import check_whole
 from ..storage.shards import new_disk
 from .tagging import Tagging
+
+if TYPE_CHECKING:
+    from ..entries.metrics import Metrics
 
 MOMENTS = 1e300  # seconds; a moment farther away is a mistake
 
@@ -100,11 +102,17 @@ class Administration(Tagging, SettingsInForce):
     def metrics(self, reset: bool = False) -> Metrics:
         """Return what all processes of this machine have counted: hits, misses, evictions, and more; see `Metrics`.
 
-        In a namespace: of its keys, and of those of the namespaces in it. `reset`: begin again at 0. Takes no lock, and
-        writes nothing without `reset`. With `metrics="off"`, this handle alone.
+        In a namespace: of its keys, and of those of the namespaces in it. `reset`: begin again at 0; the cache itself
+        does that. Takes no lock. With `metrics_level="off"` it tells of this handle alone.
         """
+        if reset and self._within is not None:
+            raise CacheError(
+                "reset=True is not there in a namespace: it is about all counts, so call that of the cache"
+            )
         for store in self._shards.stores:
             store.shard.ready()
+        from ..entries.metrics import metrics_of  # late: it makes classes that take long to make
+
         within = "" if self._within is None else "/".join((*self._within.names, ""))
         found = metrics_of(self._handle, within)
         if reset:

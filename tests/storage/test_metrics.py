@@ -14,7 +14,8 @@ import pytest
 
 from diskcache_like import Cache, FanoutCache, Timeout, UnsafeDirectory
 from diskcache_like.coherence import counts
-from diskcache_like.coherence.counts import NAME, BUCKETS, bounds_of
+from diskcache_like.coherence._native import Counters
+from diskcache_like.coherence.counts import BUCKETS, NAME, bounds_of
 from diskcache_like.entries.metrics import Metrics, SpaceMetrics, Times
 from diskcache_like.entries.timing import SAMPLE
 
@@ -146,7 +147,7 @@ def test_a_forked_child_counts_in_a_row_of_its_own(cache: Cache) -> None:
     cache["shared:1"] = 1
 
     def child(_: Link) -> None:
-        for _ in range(10):
+        for _turn in range(10):
             assert cache["shared:1"] == 1  # from the memory that it inherited
         cache["shared:2"] = 2
 
@@ -250,7 +251,7 @@ def test_full_tells_how_long_calls_took(cache: Cache) -> None:
 
 
 def test_a_time_is_told_to_six_percent() -> None:
-    counters = counts._native.Counters()
+    counters = Counters()
     for time in [0, 1, 63, 64, 65, 1000, 123_456, 10**9, 99 * 10**9, 10**15]:
         row = bytearray(8 * BUCKETS)
         counters.attach(row, 0, BUCKETS)
@@ -362,7 +363,7 @@ def test_a_file_that_others_may_control_is_refused(tmp_path: Path, kind: str) ->
         os.mkfifo(path)
     else:
         os.link(elsewhere, path)
-    with pytest.raises(UnsafeDirectory, match="cache.metrics"):
+    with pytest.raises(UnsafeDirectory, match=NAME):
         Cache(tmp_path / "cache")
     assert elsewhere.read_bytes() == b"precious"
 
