@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from .aio import AsyncCache, AsyncDeque, AsyncFanoutCache, AsyncIndex
     from .disk.json_disk import JSONDisk
     from .djangocache import DjangoCache as DjangoCache
+    from .entries.metrics import Metrics, SpaceMetrics, Times
     from .recipes import Averager, BoundedSemaphore, Lock, RLock, barrier, memoize_stampede, throttle
     from .settings.remote import Remote
     from .structures.deque import Deque
