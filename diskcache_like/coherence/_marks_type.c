@@ -280,13 +280,13 @@ static PyObject *marks_leave(PyObject *object, PyObject *index)
 
 /* -- spaces: made_keys.py and canonical.py say how the stored key of a namespace, a text and a tuple begins -- */
 
-/* The start of a stored key that tells its space: that of a namespace, or a text up to its first colon, which may be the
-   first member of a tuple and is the whole of that if it has no colon. */
+/* What tells the space of a stored key: the start of a namespace; or a text up to its first colon, not counting what
+   Django puts before a key, which may be the first member of a tuple and is the whole of that if it has no colon. */
 static const char *space_of(const char *key, Py_ssize_t size, Py_ssize_t *length)
 {
     const unsigned char *at = (const unsigned char *)key;
     const char *colon;
-    Py_ssize_t text = 0;
+    Py_ssize_t text = 0, skipped;
     int is_member = size > 4 && (at[0] & 0xF0) == 0x90 && !memcmp(at + 1, "\xC7\0\x20", 3);
     *length = 0;
     if (size > 2 && at[0] == 0xC1) {
@@ -302,6 +302,10 @@ static const char *space_of(const char *key, Py_ssize_t size, Py_ssize_t *length
         text = (Py_ssize_t)at[1] << 24 | at[2] << 16 | at[3] << 8 | at[4], at += 5;
     if (text > size - ((const char *)at - key))
         return key; /* damage */
+    for (skipped = 1; text && at[0] == ':' && skipped < text && at[skipped] >= '0' && at[skipped] <= '9';)
+        skipped++;
+    if (skipped > 1 && skipped < text && at[skipped] == ':') /* Django's prefix, which is empty, and version */
+        at += skipped + 1, text -= skipped + 1;
     colon = memchr(at, ':', text < LONGEST ? (size_t)text : LONGEST);
     *length = colon ? colon - (const char *)at : is_member && text <= LONGEST ? text : 0;
     return (const char *)at;

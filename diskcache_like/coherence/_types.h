@@ -95,9 +95,10 @@ static inline int is_word(PyObject *object, uint64_t *word)
 
 static inline void add_count(Counters *counters, uint64_t index, uint64_t amount)
 {
-    uint64_t *word = counters->words + index;
+    uint64_t *word;
     if (index >= (uint64_t)counters->length)
         return;
+    word = counters->words + index;
 #ifdef Py_GIL_DISABLED
     __atomic_fetch_add(word, amount, __ATOMIC_RELAXED);
 #else

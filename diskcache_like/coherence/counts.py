@@ -23,19 +23,21 @@ nobody else sees its counts. Damage makes counts wrong, and nothing else.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import sys
 import threading
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from operator import add
 from pathlib import Path
 from typing import Final
 
-from ..errors import DirectoryError, UnsafeDirectory
+from ..errors import DirectoryError, DiskFull
 from ..system.forks import process_token, told_of_forks
-from ..system.signals import reraise_signal
+from ..system.signals import reraise_signal, suppress
 from . import _native
 from .byte_locks import ByteLocks
 from .control_files import allocate
@@ -126,7 +128,7 @@ class Counts:
     def open(self, level: str) -> None:
         """Count in a row of the file, if this process does not yet and the level asks for it.
 
-        Raises UnsafeDirectory for a file that others may control.
+        Raises UnsafeDirectory for a file that others may control, and DirectoryError for one that cannot be opened.
         """
         if self._token == process_token() and self.level == level:
             return
@@ -141,27 +143,30 @@ class Counts:
             self._lock.release()
 
     def close(self) -> None:
-        """Leave the row to others; what is counted from now on is added to the next row."""
-        with self._lock:
-            self._leave_row()
+        """Leave the row to others, unless a thread just opens this; later counts go to the next row."""
+        if self._lock.acquire(False):
+            try:
+                self._leave_row()
+            finally:
+                self._lock.release()
 
     def _take_row(self) -> None:
         try:
             locks = ByteLocks(self._path, shared=self._shared, create=True)
-        except UnsafeDirectory:
+        except (DiskFull, DirectoryError) as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+                return
             raise
-        except DirectoryError as error:
-            reraise_signal(error)
-            return
         row = next((row for row in range(_ROWS) if locks.hold(row, self)), None) if locks.available else None
         try:
             if row is None or not self._count_in(locks, row):
                 locks.close()
                 return
+            self._locks = locks
         except BaseException:
+            self._leave_row()  # before its lock
             locks.close()
             raise
-        self._locks = locks
 
     def _count_in(self, locks: ByteLocks, row: int) -> bool:
         """Count in a row from now on; return False if there is no room for it."""
@@ -174,10 +179,9 @@ class Counts:
             size = -(-8 * length // _PAGE) * _PAGE
             if not allocate(descriptor, offset + size, offset):
                 os.pwrite(descriptor, os.pread(descriptor, size, offset).ljust(size, b"\0"), offset)
-            if _word(descriptor, Word.MAGIC) != _MAGIC and locks.hold(_NAMES_LOCK, self):  # it is new, or damaged
-                if _word(descriptor, Word.MAGIC) != _MAGIC:
+            with _held(locks, _NAMES_LOCK) as held:
+                if held and _word(descriptor, Word.MAGIC) != _MAGIC:  # the file is new, or damaged
                     _write(descriptor, 8 * Word.MAGIC, [_MAGIC, 0])
-                locks.let_go(_NAMES_LOCK, self)
             mapping = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
         except OSError as error:
             reraise_signal(error)
@@ -217,8 +221,9 @@ class Counts:
         if self.hides_names or not start:
             return PLAIN
         name = self._name_of(start)
-        if name is None:
-            return HIDDEN
+        if not name:
+            self._known[start] = PLAIN if name is not None else HIDDEN
+            return self._known[start]
         number = self._number_named(name.encode("utf-8", "replace")[: _NAME_SIZE - 1])
         if number > PLAIN and (number != OTHER or len(self._known) < 16 * SPACES):
             self._known[start] = number
@@ -230,20 +235,15 @@ class Counts:
             return PLAIN
         names = self._names(locks.descriptor)
         if name not in names and len(names) < SPACES - FIRST_NAME:
-            if not locks.hold(_NAMES_LOCK, self):
-                return PLAIN  # another process adds a name just now; the next look will find this one, or add it
-            try:
+            with _held(locks, _NAMES_LOCK) as held, suppress(OSError):  # of a full disk
                 names = self._names(locks.descriptor)
-                if name not in names and len(names) < SPACES - FIRST_NAME:
+                if held and name not in names and len(names) < SPACES - FIRST_NAME:
                     entry = (bytes((len(name),)) + name).ljust(_NAME_SIZE, b"\0")
                     os.pwrite(locks.descriptor, entry, _PAGE + _NAME_SIZE * (FIRST_NAME + len(names)))
                     names.append(name)  # before its number, so that nobody sees half a name
                     _write(locks.descriptor, 8 * Word.NAMES, [len(names)])
-            except OSError as error:
-                reraise_signal(error)
-                return PLAIN
-            finally:
-                locks.let_go(_NAMES_LOCK, self)
+            if name not in names:
+                return PLAIN  # others add names just now; the next look will find this one, or add it
         return FIRST_NAME + names.index(name) if name in names else OTHER
 
     @staticmethod
@@ -282,11 +282,10 @@ class Counts:
         base, locks = array("Q", self.totals(anew=False).words), self._locks
         if locks is None:
             self._base = base
-        elif locks.hold(_BASE_LOCK, self):  # else another process does the same just now
-            try:
-                os.pwrite(locks.descriptor, base.tobytes(), _BASE)
-            finally:
-                locks.let_go(_BASE_LOCK, self)
+        else:
+            with _held(locks, _BASE_LOCK) as held:
+                if held:  # else another process does the same just now
+                    os.pwrite(locks.descriptor, base.tobytes(), _BASE)
 
     def stats(self, wanted: bool, reset: bool) -> tuple[int, int]:
         """Return the hits and misses that were counted while DiskCache would count, and count on or stop.
@@ -342,6 +341,16 @@ def bounds_of(bucket: int) -> tuple[int, int]:
     octave, part = divmod(bucket, 16)
     least, width = (16 + part) << octave + LEAST_OCTAVE - 4, 1 << octave + LEAST_OCTAVE - 4
     return least if bucket else 0, least + width
+
+
+@contextmanager
+def _held(locks: ByteLocks, number: int) -> Iterator[bool]:
+    """Hold the lock of a number in the body, whose value tells whether it was free."""
+    owner = object()  # one for each thread
+    try:
+        yield locks.hold(number, owner)
+    finally:
+        locks.let_go(number, owner)
 
 
 def _grown(count: int, since: int) -> int:

@@ -135,14 +135,14 @@ class NamespacedKey(NamedTuple):
 def space_name(start: bytes) -> str | None:
     """Return what keys are counted as whose stored keys begin like this: a namespace, which ends with a slash, or text.
 
-    None for the package's own keys.
+    None for the package's own keys. A text with a slash is none, since it could be taken for a namespace.
     """
     try:
         path, _ = split_key(start)
     except DecodeError:
         return ""
     if path is None:
-        return start.decode("utf-8", "replace")
+        return "" if b"/" in start else start.decode("utf-8", "replace")
     return None if path is FLIGHTS else "/".join((*path.names, ""))
 
 

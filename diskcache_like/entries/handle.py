@@ -151,8 +151,10 @@ class Handle:
         """Close every file, and end the threads; the next use opens and makes them again."""
         if "threads" in vars(self):
             self.threads.close()
-        self.shards.close(max(self.timeout, 1.0))
-        self.counts.close()
+        try:
+            self.shards.close(max(self.timeout, 1.0))
+        finally:
+            self.counts.close()
 
     def close_soon(self) -> None:
         """Close what is free now, for a cache that is dropped; the rest with the next opening."""

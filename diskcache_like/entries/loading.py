@@ -76,7 +76,12 @@ class Loader:
         maps: bool | None,
         location: Location | None = None,
     ) -> Any:
-        """Do what `Cache.get` does for a key that has no valid hot entry; `location`: where it lives, if known."""
+        """Do what `Cache.get` does for a key that has no valid hot entry.
+
+        `location`: where it lives, if that is known; that there is no entry is not kept hot then, since the caller is
+        about to store one.
+        """
+        keeps_missing = location is None
         location = location or self._rows.locate(key)
         plain = not (read or expire_time or tag)
         hot = self._hot
@@ -87,7 +92,7 @@ class Loader:
                 return default if value is NEGATIVE_HIT else value
         stored_key, home, store = location
         if plain:
-            value = self.load(key, location, maps=maps, counts=True)
+            value = self.load(key, location, None, maps, counts=True, keeps_missing=keeps_missing)
             hot.count_read(value is not ENOVAL, location)
             return default if value is ENOVAL else value
         stamp = store.shard.slots[home % store.shard.slot_prime]
@@ -105,6 +110,7 @@ class Loader:
         seen: tuple[Words, int, bytes | None] | None = None,
         maps: bool | None = None,
         counts: bool = False,
+        keeps_missing: bool = True,
     ) -> Any:
         """Return the value of a live entry from the database, ENOVAL if there is none; keep hot what did not change.
 
@@ -121,7 +127,7 @@ class Loader:
         else:
             slots, stamp, packed = seen
         if packed is None and not store.displaced:
-            if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
+            if keeps_missing and self._hot.limit and not stamp & 1 and slots[slot] == stamp:
                 self._hot.keep_missing(key, location, stamp)
             return ENOVAL
         payload, expire = self.plain(store, stored_key, packed)

@@ -74,9 +74,7 @@ class Metrics:
     """
 
     total: SpaceMetrics
-    spaces: dict[
-        str, SpaceMetrics
-    ]  # by prefix, the text of a key up to a colon, or by namespace, which ends in a slash
+    spaces: dict[str, SpaceMetrics]  # by prefix, a text up to its first colon, or by namespace, which ends in a slash
     entries: int
     bytes: int  # that they take, without what waits in the write buffer
     size_limit: int
@@ -92,7 +90,7 @@ class Metrics:
     flights_waited: int  # calls that waited for a computation of somebody else's
     lock_waits: int  # writes that found the write lock taken, and waited
     timeouts: int  # of those, the ones that gave up
-    times: dict[str, Times] = field(repr=False)  # of hot, get, set, delete, lock; empty unless `metrics_level` is full
+    times: dict[str, Times] = field(repr=False)  # of hot, get, set, delete, lock: what was timed
 
     @property
     def hits(self) -> int:
@@ -136,7 +134,6 @@ class Metrics:
         times = [
             (name, f"{one.count:,}", *(f"{one.percentile(percent) * 1e6:,.1f}" for percent in PERCENTILES))
             for name, one in self.times.items()
-            if one.count
         ]
         facts = {"entries": self.entries, "bytes": self.bytes, "limit": self.size_limit}
         facts |= {f"evicted for {reason}": number for reason, number in self.evicted.items() if number}
@@ -182,7 +179,7 @@ def metrics_of(handle: Handle, within: str = "", anew: bool = True) -> Metrics:
         bytes=sum(volume for _, volume in sizes),
         size_limit=int(handle.settings["size_limit"]),
         evicted={reason: found.event(f"evicted_{how}") for reason, how in _REASONS.items()},
-        times={name: Times(found.times(name)) for name in TIMED} if handle.counts.level == "full" else {},
+        times={name: Times(found.times(name)) for name in TIMED if any(found.times(name))},
         **{name: found.event(name) for name in _EVENTS},
     )
 

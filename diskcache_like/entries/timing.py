@@ -39,8 +39,12 @@ def time_calls(counts: Counts, loader: Loader, hot: HotLayer, stores: Any, locks
 
 def _replace(owner: Any, name: str, wrap: Callable[[Call], Call] | None) -> None:
     call = getattr(owner, name)
-    plain = getattr(call, "__wrapped__", call)
-    setattr(owner, name, plain if wrap is None else functools.wraps(plain)(wrap(plain)))
+    plain = getattr(call, "__wrapped__", None)
+    if wrap is not None:
+        plain = plain or call
+        setattr(owner, name, functools.wraps(plain)(wrap(plain)))
+    elif plain is not None:
+        setattr(owner, name, plain)
 
 
 def _timed(counts: Counts, kind: str, call: Call) -> Call:

@@ -368,8 +368,6 @@ COUNTS = (
     "CHECKPOINTED",
     "VOLUME_DUE",
     "COUNT",
-    "HITS",
-    "MISSES",
     "EVICTED",
     "INTERNAL",
     "GROWTH",

@@ -239,15 +239,16 @@ def test_full_tells_how_long_calls_took(cache: Cache) -> None:
         assert cache.get(-1 - number) is None
         cache.delete(number)
     found = cache.metrics().times
-    assert {name: times.count for name, times in found.items()} | {"lock": 0} == {
-        "hot": 3, "get": 3 * SAMPLE, "set": 3 * SAMPLE, "delete": 3 * SAMPLE, "lock": 0,
+    assert {name: times.count for name, times in found.items() if name != "lock"} == {
+        "hot": 3, "get": 3 * SAMPLE, "set": 3 * SAMPLE, "delete": 3 * SAMPLE,
     }  # fmt: skip
     for times in (found["get"], found["set"]):
         assert 0 < times.percentile(0) <= times.percentile(50) <= times.percentile(99.9) < 100
     assert cache.metrics().total.hits == 3 * SAMPLE
     cache.reset("metrics_level", "counts")
+    before = cache.metrics(reset=True)
     cache["more"] = 1
-    assert cache.metrics().times == {}
+    assert cache.metrics().times == {} != before.times
 
 
 def test_a_time_is_told_to_six_percent() -> None:
@@ -279,7 +280,8 @@ def test_waits_for_the_lock_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "space"),
     [
-        ("a:b:c", "a"), (":1:key", ""), ("x" * 47 + ":1", "x" * 47), ("x" * 48 + ":1", ""), ("é:1", "é"), ("", ""),
+        ("a:b:c", "a"), (":1:key", ""), (":1:a:b", "a"), (":12:a:", "a"), ("::a:", ""), (":1:", ""), (":1a:b", ""), ("a/b:1", ""),
+        (":" + "1" * 60, ""), ("x" * 47 + ":1", "x" * 47), ("x" * 48 + ":1", ""), ("é:1", "é"), ("", ""),
         (("f", 1), "f"), (("f:x", 1), "f"), (("f", "a:b"), "f"), ((1, "a:b"), ""), (("f" * 60, 1), ""), (("", ":"), ""),
         (b"a:1", ""), (1.5, ""), (None, ""), (frozenset(["a:1"]), ""), ("z" * 70_000 + ":", None), ("a:" + "b" * 300, "a"),
     ],
