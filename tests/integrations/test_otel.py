@@ -81,7 +81,9 @@ def test_every_number_is_in_its_instrument(tmp_path: Path, telemetry: Telemetry)
             cache.metrics(reset=True)
             found = telemetry.points()
             assert point(found, "requests", name="pages", space="user", result="hit", tier="hot") == 3
-            assert point(found, "requests", space="user", result="miss") == 1
+            (missed,) = (dict(each) for each in found["diskcache_like.requests"] if ("cache.result", "miss") in each)
+            assert missed == {"cache.name": "pages", "cache.space": "user", "cache.result": "miss"}
+            assert point(found, "requests", result="miss") == 1
             assert (point(found, "puts"), point(found, "deletes"), point(found, "items")) == (1, 1, 0)
             assert (point(found, "limit"), point(found, "size")) == (2**30, cache.metrics().bytes)
             assert point(found, "evictions", reason="room") == point(found, "events", event="timeouts") == 0
@@ -211,6 +213,8 @@ def test_coroutines_are_spans_until_they_end(tmp_path: Path, telemetry: Telemetr
         asyncio.run(run(cache))
         spans = {span.name: span for span in telemetry.exporter.get_finished_spans()}
         assert telemetry.spans().count("compute slow") == 2
+        last = [each for each in telemetry.spans() if each != "request"][-1]
+        assert last == "compute slow", "each ends after what it awaited"
         computed = {
             each.context.span_id for each in telemetry.exporter.get_finished_spans() if each.name == "compute slow"
         }

@@ -21,7 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import DuplicateTimeseries
 
 from diskcache_like import Cache, FanoutCache, SettingError
-from diskcache_like.entries.metrics import SpaceMetrics
+from diskcache_like.coherence.counts import BUCKETS
+from diskcache_like.entries.metrics import SpaceMetrics, Times
 from diskcache_like.integrations.prometheus import Collector
 from diskcache_like.integrations.reading import EVENTS, Reading
 
@@ -146,8 +147,19 @@ def test_histograms_have_an_octave_a_bucket(tmp_path: Path) -> None:
         below = {float(dict(each)["le"]) for each in series(found, "cache_operation_seconds_bucket")}
         bound = min(bound for bound in below if bound >= median)
         assert number(found, "cache_operation_seconds_bucket", operation="set", le=repr(bound)) >= 50
-        total = number(found, "cache_operation_seconds_sum", operation="set")
-        assert metrics.times["set"].percentile(1) <= total / 100 <= metrics.times["set"].percentile(100)
+
+
+def test_the_sum_is_made_from_the_middles_of_buckets(tmp_path: Path) -> None:
+    buckets = [0] * BUCKETS
+    buckets[16 * 4], buckets[16 * 4 + 1] = 2, 1  # from 1,024 ns, each 64 ns wide
+    with Cache(tmp_path, **QUICK) as cache:
+        reading = Reading(replace(cache.metrics(), times={"get": Times(buckets)}), "full")
+        ((operation, found),) = reading.histograms()
+        assert (operation, found.seconds) == ("get", (2 * 1056 + 1120) / 1e9)
+        assert [(end, number) for end, number in found.buckets if float(end) < 3e-6][-2:] == [
+            ("1.024e-06", 0),
+            ("2.048e-06", 3),
+        ]
 
 
 def test_counters_never_go_back(tmp_path: Path) -> None:
