@@ -6,7 +6,7 @@ import functools
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..coherence.counts import Counts
@@ -68,6 +68,7 @@ class Handle:
         self.timeout = timeout
         self._contended_until = 0.0
         self.said = set[str]()  # what is said once
+        self.watch: Callable[[str, Callable[..., Any]], Callable[..., Any]] | None = None  # put around computations
         self.clock = self.options.clock
         self.pickle_policy = resolve_pickle_policy(self.options.pickle)
         self.classes = registry_of(self.options.allow)

@@ -136,7 +136,7 @@ class Computation:
                 self.misses += 1
                 under_way.set((*around, inside))
                 started, context = self._now(), Computing(None, None, b"")
-                value = call(context)
+                value = self._watched(call)(context)
                 now = self._now()
                 metadata = self.rules.metadata(value, context, now, max(now - started, 0.0))
                 if metadata is not None:
@@ -345,7 +345,7 @@ class Computation:
             inside = [self._name(atomic)]
             try:  # before it is set, so that a signal handler that raises just after that leaves nothing under way
                 under_way.set((*around, inside))
-                value = yield from self._called(partial(call, context))
+                value = yield from self._called(partial(self._watched(call), context))
             finally:
                 inside.clear()
                 under_way.set(around)
@@ -357,6 +357,7 @@ class Computation:
             elif usable is not None:
                 if flight is not None:
                     yield self._try(flight.pause, ERROR_PAUSE)
+                self._count("stale_served")
                 return usable.value
             raise
         now = self._now()
@@ -370,6 +371,11 @@ class Computation:
         if metadata is not None and (is_admitted or (yield self._do(self._attempt, atomic.was_missed, True))):
             yield self._try(keep, value, metadata)
         return value
+
+    def _watched(self, call: Callable[[Computing], Any]) -> Callable[[Computing], Any]:
+        """Return the function, within what watches the cache's computations, if anything does."""
+        watch = self.cache._handle.watch
+        return call if watch is None else watch(self.scope, call)
 
     def _name(self, atomic: AtomicKey) -> tuple[int, Any]:
         """Return what tells a key from those of other caches. Hashable, unlike some keys."""

@@ -109,15 +109,19 @@ class Administration(Tagging, SettingsInForce):
             raise CacheError(
                 "reset=True is not there in a namespace: it is about all counts, so call that of the cache"
             )
+        found = self._counted(anew=True)
+        if reset:
+            self._handle.counts.begin_anew()
+        return found
+
+    def _counted(self, anew: bool) -> Metrics:
+        """Return what `metrics` does; without `anew`, what was counted since the file was made."""
         for store in self._shards.stores:
             store.shard.ready()
         from ..entries.metrics import metrics_of  # late: it makes classes that take long to make
 
         within = "" if self._within is None else "/".join((*self._within.names, ""))
-        found = metrics_of(self._handle, within)
-        if reset:
-            self._handle.counts.begin_anew()
-        return found
+        return metrics_of(self._handle, within, anew)
 
     def volume(self) -> int:
         """Return the bytes that the cache takes: database pages that hold something, value files, and control files.
