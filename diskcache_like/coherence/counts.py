@@ -221,10 +221,9 @@ class Counts:
         if self.hides_names or not start:
             return PLAIN
         name = self._name_of(start)
-        if not name:
-            self._known[start] = PLAIN if name is not None else HIDDEN
-            return self._known[start]
-        number = self._number_named(name.encode("utf-8", "replace")[: _NAME_SIZE - 1])
+        if name == "":
+            return PLAIN
+        number = HIDDEN if name is None else self._number_named(name.encode("utf-8", "replace")[: _NAME_SIZE - 1])
         if number > PLAIN and (number != OTHER or len(self._known) < 16 * SPACES):
             self._known[start] = number
         return number
