@@ -80,7 +80,7 @@ BUDGETS = (
     speed("set_redis", "peers", "set, p50, vs Redis", 4, 8),
     cost("lru", "policies", "LRU: hot get, over the default policy", 30, 10, " %"),
     cost("lfu", "policies", "LFU: hot get, over the default policy", 30, 10, " %"),
-    cost("statistics", "policies", "statistics: hot get, over the default policy", 30, 10, " %"),
+    cost("metrics", "policies", 'metrics: hot get, over metrics_level="off"', 10, 5, " %"),
     cost("open", "growth", "open an existing large cache and get one key (budget: 1 M entries)", 5, 2, " ms"),
     cost("len", "growth", "len of it", 1, None, " ms"),
     cost("growth_get", "growth", "cold get, large cache vs 10 k entries (budget: 1 M)", 2, 1.5, "x"),

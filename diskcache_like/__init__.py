@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from .aio import AsyncCache, AsyncDeque, AsyncFanoutCache, AsyncIndex
     from .disk.json_disk import JSONDisk
     from .djangocache import DjangoCache as DjangoCache
+    from .entries.metrics import Metrics, SpaceMetrics, Times
     from .recipes import Averager, BoundedSemaphore, Lock, RLock, barrier, memoize_stampede, throttle
     from .settings.remote import Remote
     from .structures.deque import Deque
@@ -113,6 +114,7 @@ __all__ = [
     "KeyringError",
     "LeaseLost",
     "Lock",
+    "Metrics",
     "MissingDependency",
     "NewerFormat",
     "NotKeptWarning",
@@ -127,10 +129,12 @@ __all__ = [
     "SettingError",
     "SignatureError",
     "SignatureWarning",
+    "SpaceMetrics",
     "StorageError",
     "StoredError",
     "TagError",
     "Timeout",
+    "Times",
     "TransactionError",
     "UnknownFileWarning",
     "UnreadableFileWarning",
@@ -148,6 +152,7 @@ __all__ = [
 # What not every program needs, and is imported when it is asked for.
 _LATE = {
     **dict.fromkeys(("AsyncCache", "AsyncDeque", "AsyncFanoutCache", "AsyncIndex"), "aio"),
+    **dict.fromkeys(("Metrics", "SpaceMetrics", "Times"), "entries.metrics"),
     **dict.fromkeys(
         ("Averager", "BoundedSemaphore", "Lock", "RLock", "barrier", "memoize_stampede", "throttle"), "recipes"
     ),

@@ -203,6 +203,7 @@ class AsyncCache(Face[Cache]):
     cull = in_bulk(Cache.cull)
     flush = in_bulk(Cache.flush)
     check = in_bulk(Cache.check)
+    metrics = in_bulk(Cache.metrics)
     stats = in_bulk(Cache.stats)
     reset = in_bulk(Cache.reset)
     rotate = in_bulk(Cache.rotate)

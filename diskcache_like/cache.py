@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, overload
 
+from .coherence.counts import MISS
 from .disk.contract import Constant, Disk
 from .disk.payloads import fresh, shared
 from .disk.value_files import Encoded
@@ -27,7 +28,6 @@ from .entries.atomic_key import AtomicKey, Decision, update
 from .entries.handle import Handle, Opening
 from .entries.hot import KIND, NEGATIVE_HIT, PLAIN_TYPES, HotLayer
 from .entries.loading import ENOVAL, EXPIRED, Loader, hot_expiry
-from .entries.metrics import Metrics
 from .entries.options import Arguments
 from .entries.row_codec import Expiry, Location, RowCodec, discard, with_expiry, with_metadata
 from .errors import CacheError, DirectoryError, Timeout, TransactionError, ValueTooLarge, named
@@ -114,12 +114,12 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         unpickled, self._unpickled = self._unpickled, {}
         handle = self._handle = Handle(directory, shards, timeout, disk, {**settings, **unpickled}, self._OPENING)
         self._shards = handle.shards
-        weakref.finalize(self, handle.shards.close_soon)  # no part refers to the cache, so it goes when it is dropped
+        weakref.finalize(self, handle.close_soon)  # no part refers to the cache, so it goes when it is dropped
         self._tier: Tier | None = None
         self._clock = self._hot_clock = handle.clock
         if handle.options.remote is None:
             self._rows = RowCodec(handle)
-            self._hot = HotLayer(handle.hot_limit, handle.clock, handle.metrics.counters)
+            self._hot = HotLayer(handle.hot_limit, handle.clock)
         else:
             self._join(handle.options.remote)
         self._hot.by_bytes = not handle.disk.own_keys
@@ -162,11 +162,6 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     def disk(self) -> Disk:
         """Return the object that encodes keys and values."""
         return self._handle.disk
-
-    @property
-    def metrics(self) -> Metrics:
-        """Return what this handle has counted."""
-        return self._handle.metrics
 
     # -- reading --------------------------------------------------------------------------------------------------
 
@@ -267,18 +262,14 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                 and not (read or expire_time or tag)
             ):
                 visited[0] = 1  # from here on `HotLayer.hit`, without the calls
-                tracks = self._hot.tracks
                 if decode is not NEGATIVE_HIT:
-                    if tracks:
-                        marks[home] = tracks
-                        if tracks > 3:  # COUNTED is among them
-                            self._hot.counters[0] += 1
+                    marks[home] = self._hot.hit_kind
                     if decode is None:
                         return value
                     if mmap:
                         return self._mapped(key, default)
                     return decode(value) if copy or decode is not fresh else shared(value)
-                self._hot.count_miss()
+                marks[home] = MISS
                 return default
         return self._loader.get(key, default, read, expire_time, tag, mmap)
 
@@ -367,11 +358,10 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         blobs = store.read_many([(location[1], location[0]) for _, location, _ in wanted])
         for key, location, stamp in wanted:
             home = location[1]
-            value = load(key, location, (slots, stamp, blobs.get(home)))
+            value = load(key, location, (slots, stamp, blobs.get(home)), counts=True)
             if value is not ENOVAL:
                 found[key] = value
-            if hot.tracks:
-                hot.count_read(value is not ENOVAL, store, home)
+            hot.count_read(value is not ENOVAL, location)
 
     # -- writing --------------------------------------------------------------------------------------------------
 
@@ -794,8 +784,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
         Operations on keys, listings, `len`, `clear`, `count`, `evict` and `tags` mean its own entries, found by the
         index of tags. Queues, `stats`, `volume`, `expire` and `cull` are not there and raise CacheError. `check`,
-        `close`, `flush`, `metrics`, `reset`, `rotate`, `sync` and `transact` are those of this cache, where
-        the view's keys are `NamespacedKey`. The names take 200 bytes at most, together with those of the namespaces
+        `close`, `flush`, `reset`, `rotate`, `sync` and `transact` are those of this cache, where the view's
+        keys are `NamespacedKey`. The names take 200 bytes at most, together with those of the namespaces
         around it; if longer, it raises KeyEncodeError.
         """
         return namespaces.view(self, path_of((name,)))  # type: ignore[no-any-return]  # of this class

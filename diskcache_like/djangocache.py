@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, Unpack
 
 from asgiref.sync import sync_to_async
 from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
@@ -32,6 +32,9 @@ from .structures.deque import Deque
 from .structures.fanout import FanoutCache
 from .structures.index import Index
 from .system.signals import reraise_signal, suppress
+
+if TYPE_CHECKING:
+    from .entries.metrics import Metrics
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -410,6 +413,10 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         """Return (hits, misses), and switch statistics on or off; see `Cache.stats`."""
         return self._cache.stats(enable, reset)
 
+    def metrics(self, reset: bool = False) -> Metrics:
+        """Return what all processes have counted; see `Cache.metrics`."""
+        return self._cache.metrics(reset)
+
     def create_tag_index(self) -> None:
         """Set `tag_index` to 1, for programs made for DiskCache. It has no effect: tags are always indexed."""
         self._cache.create_tag_index()
@@ -500,6 +507,7 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
     adelete_many = _twin(delete_many)
     aexpire = _twin(expire, bulk=True)
     astats = _twin(stats, bulk=True)
+    ametrics = _twin(metrics, bulk=True)
     acreate_tag_index = _twin(create_tag_index, bulk=True)
     adrop_tag_index = _twin(drop_tag_index, bulk=True)
     aevict = _twin(evict, bulk=True)

@@ -156,9 +156,9 @@ def file_error(error: OSError, path: str | os.PathLike[str]) -> DirectoryError |
 
 
 def too_few_descriptors(path: str, shards: int, least: int, most: int) -> DirectoryError:
-    """Return the error for a cache that cannot be opened for want of descriptors: `least` to `most` for each shard."""
+    """Return the error for a cache that finds too few descriptors, of which it needs `least` to `most`."""
     made = f"a cache of {shards} shards" if shards > 1 else "a cache"
-    need = f"{made} needs {shards * least}, and up to {shards * most} with many threads"
+    need = f"{made} needs {least}, and up to {most} with many threads"
     remedy = "raise the limit (ulimit -n), or use fewer shards" if shards > 1 else "raise the limit (ulimit -n)"
     return DirectoryError(errno.EMFILE, f"{os.strerror(errno.EMFILE)}: {_file_limit()}; {need}: {remedy}", path)
 

@@ -1,20 +1,24 @@
-"""The commands for whoever runs a cache: `bigkeys`, `hotkeys`, `tags` and `health`."""
+"""The commands for whoever runs a cache: `top`, `watch`, `bigkeys`, `hotkeys`, `tags` and `health`."""
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import sys
+import time
 from collections.abc import Iterable, Iterator
 from functools import partial
 from heapq import nlargest
 from operator import itemgetter
+from shutil import get_terminal_size
 from typing import Any
 
 from ..cache import Cache
+from ..entries.metrics import PERCENTILES, Metrics, rate
 from ..errors import SettingError, Timeout
 from ..operations.inspection import disk_of, is_writable, records_of, uses_of
 from ..settings.policies import FREQUENCY, NO_MARKS, policy_named
-from .arguments import positive
+from .arguments import interval, positive
 from .entries import sizes
 from .opening import WithoutRecovery, add_namespace, existing, namespace_of, to_look_at
 from .terminal import as_json, as_text, print_json, print_table, shown
@@ -24,6 +28,11 @@ LEAST = 64 << 10  # and each shard needs so many bytes in any case
 LONG_WAL = 64 << 20  # bytes, four times those between two checkpoints
 PATIENCE = 1.0  # seconds in which nobody should hold the write lock all the time
 READ = 100  # entries that `health` reads
+WATCHED = ("hits", "misses", "writes", "evictions")
+HEADER_EVERY = 20  # lines of `watch`
+CLEAR = "\x1b[H\x1b[J"  # the screen of a terminal
+LONGEST_NAME = 40  # of a space, on that screen
+HEADER_LINES = 12  # of that screen, beside the spaces
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -36,6 +45,15 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
         add_namespace(look)
         look.add_argument("--count", type=positive, default=10, metavar="N", help="how many (default: 10)")
         look.set_defaults(command=command)
+
+    for name, is_screen, about in (
+        ("top", True, "show what all processes do with a cache, by prefix and namespace, every second"),
+        ("watch", False, "the same in a line each second: hits, misses, writes and evictions"),
+    ):
+        look = commands.add_parser(name, parents=[common], help=about)
+        look.add_argument("--interval", type=interval, default=1.0, metavar="SECONDS", help="how often (default: 1)")
+        look.add_argument("--count", type=positive, metavar="N", help="how many times (default: until interrupted)")
+        look.set_defaults(command=watch, is_screen=is_screen)
 
     tags = commands.add_parser("tags", parents=[common], help="show how many entries and bytes each tag has")
     add_namespace(tags)
@@ -81,6 +99,85 @@ def _print(options: argparse.Namespace, what: str, found: Iterable[tuple[int, An
             print_json({"key": as_json(key), what: number})
     else:
         print_table(("key", what.replace("_", " ")), [(as_text(key), f"{number:,}") for number, key in found])
+
+
+def watch(options: argparse.Namespace) -> int:
+    """Print in each interval what was done; on a terminal `top` fills the screen."""
+    with existing(options, WithoutRecovery) as cache:
+        before = cache.metrics()
+        for line in range(options.count) if options.count is not None else itertools.count():
+            time.sleep(options.interval)
+            now = cache.metrics()
+            done, before = now.since(before), now
+            found = dict(zip(WATCHED, _counts(done), strict=True))
+            if options.json:
+                print_json({"time": time.time(), **found, **_details(done)})
+            elif options.is_screen and sys.stdout.isatty():
+                print(CLEAR, end="")
+                _print_screen(cache.directory, done, options.interval)
+            else:
+                if line % HEADER_EVERY == 0:
+                    print("".join(f"{name:>12}" for name in WATCHED))
+                print("".join(f"{number:>12,}" for number in found.values()), flush=True)
+    return 0
+
+
+def _counts(done: Metrics) -> tuple[int, int, int, int]:
+    return done.hits, done.misses, done.total.sets + done.total.deletes, done.evicted["room"]
+
+
+def _details(done: Metrics) -> dict[str, Any]:
+    times = {name: one for name, one in done.times.items() if one.count}
+    return {
+        "spaces": {name: one._asdict() for name, one in done.spaces.items()},
+        "evicted": done.evicted,
+        "times": {
+            name: {"count": one.count} | {f"p{percent}": one.percentile(percent) for percent in PERCENTILES}
+            for name, one in times.items()
+        },
+        **{
+            name: getattr(done, name)
+            for name in ("entries", "bytes", "stale_served", "lock_waits", "timeouts", "damaged")
+        },
+    }
+
+
+def _print_screen(directory: str, done: Metrics, seconds: float) -> None:
+    """Print what was done in an interval, in numbers for a second."""
+
+    def each(number: int) -> str:
+        return f"{number / seconds:,.0f}"
+
+    print(shown(f"{directory}  {time.strftime('%H:%M:%S')}  numbers for each second"))
+    full = done.bytes / max(done.size_limit, 1)
+    print(f"{done.entries:,} entries, {done.bytes:,} bytes, {full:.0%} of size_limit")
+    evicted = ", ".join(f"{each(number)} for {reason}" for reason, number in done.evicted.items() if number)
+    print(f"evicted: {evicted or 'none'}")
+    noted = {name: getattr(done, name) for name in ("stale_served", "lock_waits", "timeouts", "damaged")}
+    print(", ".join(f"{name.replace('_', ' ')} {each(number)}" for name, number in noted.items()))
+    rows = [
+        (
+            name,
+            *(each(one.hits), rate(one), f"{one.hot / one.hits:.1%}" if one.hits else ""),
+            *map(each, (one.misses, one.sets, one.deletes)),
+        )
+        for name, one in [("all", done.total), *done.busiest()[: max(1, get_terminal_size().lines - HEADER_LINES)]]
+    ]
+    print_table(
+        ("space", "hits", "hit rate", "in memory", "misses", "sets", "deletes"),
+        [(shown(name or "(no prefix)")[:LONGEST_NAME], *cells) for name, *cells in rows],
+    )
+    if done.times:
+        told = (f"p{percent} µs" for percent in PERCENTILES)
+        print_table(
+            ("call", "number", *told),
+            [
+                (name, each(one.count), *(f"{one.percentile(percent) * 1e6:,.1f}" for percent in PERCENTILES))
+                for name, one in done.times.items()
+                if one.count
+            ],
+        )
+    sys.stdout.flush()
 
 
 def health(options: argparse.Namespace) -> int:

@@ -93,9 +93,9 @@ def namespace_of(cache: Cache, options: argparse.Namespace) -> Cache:
 
 
 @contextmanager
-def to_look_at(options: argparse.Namespace, values: bool = True) -> Iterator[Cache]:
+def to_look_at(options: argparse.Namespace, values: bool = True, **settings: Any) -> Iterator[Cache]:
     """Open a cache that the body only reads, or a temporary copy of it; see `readable`."""
-    with readable(options, values) as path, existing(options, WithoutRecovery, path) as cache:
+    with readable(options, values) as path, existing(options, partial(WithoutRecovery, **settings), path) as cache:
         yield cache
 
 

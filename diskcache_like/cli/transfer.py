@@ -90,7 +90,7 @@ def export(options: argparse.Namespace) -> int:
     """Write all live entries; return 1 if some were left out."""
     written = left_out = 0
     with ExitStack() as stack:
-        cache = stack.enter_context(to_look_at(options))
+        cache = stack.enter_context(to_look_at(options, metrics_level="off"))  # only what is met here counts
         file: BinaryIO = sys.stdout.buffer
         if options.output is not None:
             file = stack.enter_context(open(options.output, "wb", opener=partial(os.open, mode=0o600)))
@@ -107,7 +107,7 @@ def export(options: argparse.Namespace) -> int:
                 continue
             file.write(line + b"\n")
             written += 1
-        found = cache.metrics  # what was damaged, signed by another secret, or of a class unknown here
+        found = cache.metrics()  # what was damaged, signed by another secret, or of a class unknown here
         unreadable = found.damaged + found.unauthenticated + found.missing_files
     if unreadable:
         print(f"left out {unreadable:,} entries that this command cannot read or trust", file=sys.stderr)

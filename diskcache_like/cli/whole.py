@@ -1,27 +1,21 @@
-"""The commands on a whole cache: `stats`, `watch`, `check`, `reset`, `expire`, `cull` and `clear`."""
+"""The commands on a whole cache: `stats`, `check`, `reset`, `expire`, `cull` and `clear`."""
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import sys
-import time
 import warnings
 from typing import Any
 
 from ..cache import Cache
 from ..entries.encryption import check_without_secret
 from ..errors import CorruptDatabase, CorruptDatabaseWarning, SecretError, SettingError
-from ..operations.inspection import work_of
 from ..tier.tier import stats_in
-from .arguments import interval, positive, setting
+from .arguments import setting
 from .opening import WithoutRecovery, add_namespace, existing, is_shared, namespace_of, readable, to_look_at
 from .terminal import as_text, print_json, print_removed, shown
 
-WATCHED = ("hits", "misses", "writes", "evictions")
-HEADER_EVERY = 20  # lines of `watch`
-NOT_COUNTED = "not counted: `diskcache-like reset DIRECTORY statistics 1` turns it on"
 REMOVALS = {
     "expire": ("remove entries that have expired", Cache.expire),
     "cull": ("remove expired entries, then others by policy until the size limit holds", Cache.cull),
@@ -32,17 +26,6 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add the commands of this module."""
     about = "show what a cache holds, its limit, and how full it is"
     commands.add_parser("stats", parents=[common], help=about).set_defaults(command=stats)
-
-    look = commands.add_parser(
-        "watch",
-        parents=[common],
-        help="show hits, misses, writes and evictions, every second",
-        description="Show how many hits, misses, writes and evictions all processes have in each interval. Hits and"
-        " misses are counted if the setting `statistics` is on, and a process adds its own with its next write.",
-    )
-    look.add_argument("--interval", type=interval, default=1.0, metavar="SECONDS", help="how often (default: 1)")
-    look.add_argument("--count", type=positive, metavar="N", help="how many lines (default: until interrupted)")
-    look.set_defaults(command=watch)
 
     test = commands.add_parser("check", parents=[common], help="look for damage; 1 if there is any")
     test.add_argument("--fix", action="store_true", help="repair what can be repaired")
@@ -65,11 +48,10 @@ def add(commands: Any, common: argparse.ArgumentParser) -> None:
 def stats(options: argparse.Namespace) -> int:
     """Print the number of entries, the volume beside its limit, and the hits and misses so far."""
     with to_look_at(options, values=False) as cache:
-        uses = _uses(cache)
-        hits, misses = uses if cache.reset("statistics") or any(uses) else (None, None)
+        counted = cache.metrics()
         found: dict[str, Any] = {"entries": len(cache), "bytes": cache.volume()}
         found |= {name: cache.reset(name) for name in ("size_limit", "max_entries", "eviction_policy")}
-        found |= {"hits": hits, "misses": misses}
+        found |= {"hits": counted.hits, "misses": counted.misses}
     servers = stats_in(options.directory)
     if options.json:
         print_json({**found, **({"remote": [server._asdict() for server in servers]} if servers else {})})
@@ -80,37 +62,13 @@ def stats(options: argparse.Namespace) -> int:
     for name, value in found.items():
         if name == "max_entries" and value is None:
             continue
-        text = NOT_COUNTED if value is None else value if isinstance(value, str) else f"{value:>16,}"
+        text = value if isinstance(value, str) else f"{value:>16,}"
         print(f"{name:<16}{text}{notes.get(name, '')}")
     for server in servers:
         heard = "never heard" if server.heard is None else f"heard {server.heard:,.1f} s ago"
         print(shown(f"remote {server.namespace}: {server.state}, {heard}"))
         for name, number in server.counts.items():
             print(f"  {name:<16}{number:>16,}")
-    return 0
-
-
-def _uses(cache: Cache) -> tuple[int, int]:
-    return cache.stats(enable=bool(cache.reset("statistics")))  # leave counting on or off, as it is
-
-
-def watch(options: argparse.Namespace) -> int:
-    """Print in each interval how much was done."""
-    with existing(options, WithoutRecovery) as cache:
-        if not cache.reset("statistics"):
-            print(f"hits and misses are {NOT_COUNTED}", file=sys.stderr)
-        before = (*_uses(cache), *work_of(cache))
-        for line in range(options.count) if options.count is not None else itertools.count():
-            time.sleep(options.interval)
-            now = (*_uses(cache), *work_of(cache))
-            done = dict(zip(WATCHED, (max(new - old, 0) for new, old in zip(now, before, strict=True)), strict=True))
-            before = now
-            if options.json:
-                print_json({"time": time.time(), **done})
-                continue
-            if line % HEADER_EVERY == 0:
-                print("".join(f"{name:>12}" for name in WATCHED))
-            print("".join(f"{number:>12,}" for number in done.values()), flush=True)
     return 0
 
 

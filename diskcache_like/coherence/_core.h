@@ -62,6 +62,8 @@ enum dl_header_word {
 };
 
 #define DL_LEAST_CELLS 2048 /* of marks and ghosts, in use where DL_MARKS is 0 */
+#define DL_SPACES 64        /* that are counted apart (counts.py), */
+#define DL_SPACE_COUNTERS 8 /* and the counters of each, the first of which is not used */
 
 /* -- the ring -- */
 

@@ -1,7 +1,10 @@
-/* `Marks`: the marks that hits leave for eviction, and ghosts; generations.py says what the cells are.
+/* `Marks`: the marks that hits leave for eviction, and ghosts; generations.py says what the cells are. And the counts of
+   what is done with a key, by the space that it is in (counts.py): whoever leaves a mark counts, in one call.
 
    Anyone writes marks and ghosts without a lock: a lost or late update makes an eviction slightly worse, never a value
    wrong. So the order of these loads and stores does not matter, and none of them is more than relaxed. */
+
+#include <string.h>
 
 #include "_types.h"
 
@@ -13,8 +16,10 @@
 #define COARSE 64                 /* the most uses that are counted at once */
 #define MARKS 1                   /* of the kinds of marks in settings/policies.py: the bit of all that leave one, */
 #define COUNTS 2                  /* and that of those which count */
+#define COUNTER 2                 /* bits of a kind that lie below the number of a counter of the space, 0 for none */
+#define LONGEST 48                /* bytes of a text in which its first colon is looked for */
 
-typedef struct {
+typedef struct Marks {
     PyObject_HEAD
     Py_buffer buffer;
     uint64_t *header;
@@ -22,6 +27,10 @@ typedef struct {
     uint64_t most;   /* cells that there are, a power of two */
     uint64_t prime;  /* the shard's number of slots */
     uint64_t chance;
+    PyObject *counters, *spaces; /* where to count, NULL for nowhere; and the number of each space, by its start */
+    uint64_t first;              /* index of the counters of the space that these marks count for */
+    PyObject *of[DL_SPACES];     /* the marks that count for each space, made when they are asked for */
+    PyObject *last, *last_start; /* those that were asked for last, and the start of their space */
 } Marks;
 
 static PyObject *marks_new(PyTypeObject *type, PyObject *args, PyObject *named)
@@ -52,10 +61,18 @@ static PyObject *marks_new(PyTypeObject *type, PyObject *args, PyObject *named)
     return (PyObject *)self;
 }
 
-static void marks_dealloc(PyObject *self)
+static void marks_dealloc(PyObject *object)
 {
-    PyBuffer_Release(&((Marks *)self)->buffer);
-    freed(self);
+    Marks *self = (Marks *)object;
+    int index;
+    for (index = 0; index < DL_SPACES; index++)
+        Py_XDECREF(self->of[index]);
+    Py_XDECREF(self->last);
+    Py_XDECREF(self->last_start);
+    Py_XDECREF(self->counters);
+    Py_XDECREF(self->spaces);
+    PyBuffer_Release(&self->buffer);
+    freed(object);
 }
 
 /* Take the hash of a key, or the place of its row, which differs in the last two bits. */
@@ -122,6 +139,8 @@ static int marks_set(PyObject *object, PyObject *index, PyObject *value)
     kind = PyLong_AsLong(value);
     if ((kind == -1 && PyErr_Occurred()) || !is_home(index, &home))
         return -1;
+    if (kind >> COUNTER && kind >> COUNTER < DL_SPACE_COUNTERS && self->counters)
+        add_count((Counters *)self->counters, self->first + (uint64_t)(kind >> COUNTER), 1);
     mark = mark_of(self, home, &shift);
     if (kind & COUNTS) {
         count_use(self, mark);
@@ -259,7 +278,120 @@ static PyObject *marks_leave(PyObject *object, PyObject *index)
     Py_RETURN_NONE;
 }
 
+/* -- spaces: made_keys.py and canonical.py say how the stored key of a namespace, a text and a tuple begins -- */
+
+/* What tells the space of a stored key: the start of a namespace; or a text up to its first colon, not counting what
+   Django puts before a key, which may be the first member of a tuple and is the whole of that if it has no colon. */
+static const char *space_of(const char *key, Py_ssize_t size, Py_ssize_t *length)
+{
+    const unsigned char *at = (const unsigned char *)key;
+    const char *colon;
+    Py_ssize_t text = 0, skipped;
+    int is_member = size > 4 && (at[0] & 0xF0) == 0x90 && !memcmp(at + 1, "\xC7\0\x20", 3);
+    *length = 0;
+    if (size > 2 && at[0] == 0xC1) {
+        *length = 2 + at[1] < size ? 2 + at[1] : 0;
+        return key;
+    }
+    at += is_member ? 4 : 0;
+    if ((at[0] & 0xE0) == 0xA0)
+        text = *at++ & 0x1F;
+    else if (at[0] == 0xD9 && size > 5)
+        text = at[1], at += 2;
+    else if (at[0] == 0xDB && size > 9)
+        text = (Py_ssize_t)at[1] << 24 | at[2] << 16 | at[3] << 8 | at[4], at += 5;
+    if (text > size - ((const char *)at - key))
+        return key; /* damage */
+    for (skipped = 1; text && at[0] == ':' && skipped < text && at[skipped] >= '0' && at[skipped] <= '9';)
+        skipped++;
+    if (skipped > 1 && skipped < text && at[skipped] == ':') /* Django's prefix, which is empty, and version */
+        at += skipped + 1, text -= skipped + 1;
+    colon = memchr(at, ':', text < LONGEST ? (size_t)text : LONGEST);
+    *length = colon ? colon - (const char *)at : is_member && text <= LONGEST ? text : 0;
+    return (const char *)at;
+}
+
+static PyObject *counting(Marks *self, uint64_t space)
+{
+    Marks *made = (Marks *)allocated(Py_TYPE((PyObject *)self));
+    if (!made)
+        return NULL;
+    if (PyObject_GetBuffer(self->buffer.obj, &made->buffer, PyBUF_WRITABLE) < 0) {
+        Py_DECREF(made);
+        return NULL;
+    }
+    made->header = self->header;
+    made->cells = self->cells;
+    made->most = self->most;
+    made->prime = self->prime;
+    made->chance = (uintptr_t)made;
+    made->first = space * DL_SPACE_COUNTERS;
+    Py_INCREF(self->counters);
+    made->counters = self->counters;
+    return (PyObject *)made;
+}
+
+static PyObject *marks_of(PyObject *object, PyObject *stored_key)
+{
+    Marks *self = (Marks *)object;
+    PyObject *start = NULL, *number = NULL, *found = NULL;
+    char *key;
+    const char *text;
+    Py_ssize_t size, length = 0;
+    uint64_t space;
+    if (!self->spaces) {
+        Py_INCREF(object);
+        return object;
+    }
+    if (PyBytes_AsStringAndSize(stored_key, &key, &size) < 0)
+        return NULL;
+    text = size ? space_of(key, size, &length) : key;
+    BEGIN_ALONE(self)
+    if (self->last && length == PyBytes_Size(self->last_start)
+        && !memcmp(text, PyBytes_AsString(self->last_start), (size_t)length)) {
+        found = self->last;
+        Py_INCREF(found);
+    } else if ((start = PyBytes_FromStringAndSize(text, length)) && (number = PyObject_GetItem(self->spaces, start))
+               && is_word(number, &space)) {
+        space = space < DL_SPACES ? space : 0;
+        found = self->of[space] || (self->of[space] = counting(self, space)) ? self->of[space] : NULL;
+        Py_XINCREF(found);
+        if (found && (space || !length)) { /* else the number is not known yet */
+            PyObject *last = self->last, *last_start = self->last_start;
+            Py_INCREF(found);
+            self->last = found;
+            Py_INCREF(start);
+            self->last_start = start;
+            Py_XDECREF(last);
+            Py_XDECREF(last_start);
+        }
+    }
+    END_ALONE()
+    Py_XDECREF(number);
+    Py_XDECREF(start);
+    return found;
+}
+
+static PyObject *marks_count_in(PyObject *object, PyObject *const *args, Py_ssize_t count)
+{
+    Marks *self = (Marks *)object;
+    State *state = PyType_GetModuleState(Py_TYPE(object));
+    if (!takes("count_in", count, 2))
+        return NULL;
+    if (!PyObject_TypeCheck(args[0], state->counters) || self->counters) {
+        PyErr_SetString(PyExc_TypeError, "count_in takes Counters and the spaces, once");
+        return NULL;
+    }
+    Py_INCREF(args[0]);
+    self->counters = args[0];
+    Py_INCREF(args[1]);
+    self->spaces = args[1];
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef marks_methods[] = {
+    {"of", marks_of, METH_O, NULL},
+    {"count_in", (PyCFunction)(void (*)(void))marks_count_in, METH_FASTCALL, NULL},
     {"put", (PyCFunction)(void (*)(void))marks_put, METH_FASTCALL, NULL},
     {"grow", marks_grow, METH_O, NULL},
     {"last_use", (PyCFunction)(void (*)(void))marks_last_use, METH_FASTCALL, NULL},

@@ -1,8 +1,9 @@
-/* The core for Python: `Words`, `Lock`, `Context`, `Ring` and `Shard`; _native.pyi says what each call takes and returns.
+/* The core for Python: `Words`, `Counters`, `Marks`, `Lock`, `Context`, `Ring` and `Shard`; _native.pyi says what each
+   call takes and returns.
 
    Every call but the two `wait`, `write_back` and a rollback in `end` keeps the GIL. A call takes a microsecond or two,
-   but for one that reads or writes a value. No call but `wait` and `__exit__`, which resumes a generator, runs a signal
-   handler. */
+   but for one that reads or writes a value. No call but `wait`, `of`, which may ask for a new name, and `__exit__`,
+   which resumes a generator, runs a signal handler. */
 
 #define _GNU_SOURCE /* sync_file_range */
 #include <fcntl.h>
@@ -199,7 +200,7 @@ static int executed(PyObject *module)
         {"VOLUME_DUE", DL_VOLUME_DUE}, {"SETTLED", DL_SETTLED}, {"CROSS_SHARD", DL_CROSS_SHARD}, {"WAKE", DL_WAKE},
         {"WAITERS", DL_WAITERS}, {"FAIRNESS_CLAIM", DL_CLAIM}, {"LIMIT", DL_LIMIT}, {"COUNT", DL_COUNT},
         {"SINCE", DL_SINCE}, {"EVICTED", DL_EVICTED}, {"MARKS", DL_MARKS}, {"LEAST_CELLS", DL_LEAST_CELLS},
-        {"RESERVED", DL_RESERVED},
+        {"RESERVED", DL_RESERVED}, {"SPACES", DL_SPACES}, {"SPACE_COUNTERS", DL_SPACE_COUNTERS},
         {"LAST", DL_LAST}, {"HEAD", DL_HEAD}, {"FLUSHED", DL_FLUSHED}, {"FLUSHED_LAST", DL_FLUSHED_LAST},
         {"FLOOR", DL_FLOOR}, {"CARRYING", DL_CARRYING}, {"TAKEN", DL_TAKEN}, {"BUSY", DL_BUSY}, {"HELD", DL_HELD},
         {"LONGEST_WALK", DL_LONGEST_WALK}, {"HEADER_SIZE", sizeof(dl_header)}, {"FARTHEST", DL_FARTHEST},
@@ -214,12 +215,16 @@ static int executed(PyObject *module)
         if (PyModule_AddIntConstant(module, constants[index].name, constants[index].number) < 0)
             return -1;
     state->words = added_type(module, &words_spec);
+    state->counters = added_type(module, &counters_spec);
     state->marks = added_type(module, &marks_spec);
     state->lock = added_type(module, &lock_spec);
     state->ring = added_type(module, &ring_spec);
     state->shard = added_type(module, &shard_spec);
     state->context = added_type(module, &context_spec);
-    return state->words && state->marks && state->lock && state->ring && state->shard && state->context ? 0 : -1;
+    return state->words && state->counters && state->marks && state->lock && state->ring && state->shard
+            && state->context
+        ? 0
+        : -1;
 }
 
 /* The types and the module refer to each other: unless the garbage collector sees both, neither is ever freed. */
@@ -227,6 +232,7 @@ static int visited(PyObject *module, visitproc visit, void *arg)
 {
     State *state = PyModule_GetState(module);
     Py_VISIT(state->words);
+    Py_VISIT(state->counters);
     Py_VISIT(state->marks);
     Py_VISIT(state->lock);
     Py_VISIT(state->ring);
@@ -242,6 +248,7 @@ static int cleared(PyObject *module)
     for (index = 0; index < NAMES; index++)
         Py_CLEAR(state->names[index]);
     Py_CLEAR(state->words);
+    Py_CLEAR(state->counters);
     Py_CLEAR(state->marks);
     Py_CLEAR(state->lock);
     Py_CLEAR(state->ring);

@@ -1,6 +1,6 @@
 """The C core: words in mapped memory, the write lock, the ring of a write buffer, and appends in a single call."""
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias, final
 
@@ -24,6 +24,8 @@ EVICTED: Final[int]
 MARKS: Final[int]
 
 LEAST_CELLS: Final[int]  # of marks and ghosts, in use where the word MARKS is 0
+SPACES: Final[int]  # that are counted apart,
+SPACE_COUNTERS: Final[int]  # and the counters of each
 
 # Indices of words of a ring's first page, which ring.py explains.
 RESERVED: Final[int]
@@ -77,6 +79,19 @@ class Words:
         """Wake up to `waiters` of the sleepers; return 0, or an errno."""
 
 @final
+class Counters:
+    """Count in words of one process. None are attached at first, and what is counted beyond them is not counted."""
+
+    def attach(self, buffer: WriteableBuffer, first: int, length: int, /) -> None:
+        """Count in `length` words of a buffer from now on, from its word `first` on."""
+
+    def add(self, index: int, amount: int, /) -> None:
+        """Add to a counter."""
+
+    def observe(self, first: int, time: int, /) -> None:
+        """Count a time in nanoseconds in the histogram that begins with counter `first` (counts.py)."""
+
+@final
 class Marks:
     """Marks and ghosts (generations.py) in the cells from `offset` on of a buffer that begins with the header.
 
@@ -87,8 +102,15 @@ class Marks:
     def __setitem__(self, home: int, kind: int, /) -> None:
         """Count a use; `kind` is one of settings/policies.py: nothing, the present time, or one more use.
 
-        32 uses are counted one by one, more of them by chance.
+        32 uses are counted one by one, more of them by chance. The bits above tell which counter of the space gets one
+        more, if any (`count_in`).
         """
+
+    def of(self, stored_key: bytes, /) -> Marks:
+        """Return these marks for a key; they count for the space that it is in."""
+
+    def count_in(self, counters: Counters, spaces: Mapping[bytes, int] | None, /) -> None:
+        """Count from now on; `spaces` tells the number of a space by how the stored keys in it begin."""
 
     def __getitem__(self, home: int, /) -> int:
         """Return the mark of a key."""

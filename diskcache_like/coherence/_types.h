@@ -18,6 +18,13 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     Py_buffer buffer;
+    uint64_t *words;
+    Py_ssize_t length;
+} Counters;
+
+typedef struct {
+    PyObject_HEAD
+    Py_buffer buffer;
     dl_ring ring;
     int is_closed;
 } Ring;
@@ -40,11 +47,11 @@ typedef struct {
 enum name { CONNECTION, CORE, CURSOR, CUT_OFF, IN_TRANSACTION, LOCK, RAW, TOKEN, TXN, NAMES };
 
 typedef struct {
-    PyTypeObject *words, *marks, *lock, *ring, *shard, *context;
+    PyTypeObject *words, *counters, *marks, *lock, *ring, *shard, *context;
     PyObject *names[NAMES];
 } State;
 
-extern PyType_Spec words_spec, marks_spec, lock_spec, ring_spec, shard_spec;
+extern PyType_Spec words_spec, counters_spec, marks_spec, lock_spec, ring_spec, shard_spec;
 
 PyObject *read_plain(PyObject *module, PyObject *payload);
 PyObject *write_plain(PyObject *module, PyObject *value);
@@ -84,6 +91,19 @@ static inline int is_word(PyObject *object, uint64_t *word)
 {
     *word = PyLong_AsUnsignedLongLong(object);
     return *word != (uint64_t)-1 || !PyErr_Occurred();
+}
+
+static inline void add_count(Counters *counters, uint64_t index, uint64_t amount)
+{
+    uint64_t *word;
+    if (index >= (uint64_t)counters->length)
+        return;
+    word = counters->words + index;
+#ifdef Py_GIL_DISABLED
+    __atomic_fetch_add(word, amount, __ATOMIC_RELAXED);
+#else
+    __atomic_store_n(word, *word + amount, __ATOMIC_RELAXED);
+#endif
 }
 
 static inline uint64_t me(void)

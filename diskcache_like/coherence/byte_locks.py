@@ -29,11 +29,11 @@ class ByteLocks:
     parent holds would stay locked as long as the child lives.
     """
 
-    __slots__ = ("_descriptor", "_held", "available")
+    __slots__ = ("_held", "available", "descriptor")
 
-    def __init__(self, path: Path, *, shared: bool = False) -> None:
+    def __init__(self, path: Path, *, shared: bool = False, create: bool = False) -> None:
         self._held: dict[int, object] = {}  # owners by number; single steps on a dictionary are atomic
-        self._descriptor = open_control_file(path, create=False, shared=shared)
+        self.descriptor = open_control_file(path, create=create, shared=shared)
         self.available = self._set(_PROBE, fcntl.F_RDLCK)
 
     def hold(self, number: int, owner: object) -> bool:
@@ -60,7 +60,7 @@ class ByteLocks:
         if not sys.platform.startswith("linux"):
             return False  # its struct flock has another layout
         try:
-            fcntl.fcntl(self._descriptor, _SET, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
+            fcntl.fcntl(self.descriptor, _SET, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
         except (OSError, ValueError) as error:  # a ValueError if another thread has closed it just now
             reraise_signal(error)
             return False
@@ -68,6 +68,6 @@ class ByteLocks:
 
     def close(self) -> None:
         """Free everything; do nothing the second time."""
-        descriptor, self._descriptor = self._descriptor, -1
+        descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -47,12 +47,12 @@ def _open_shared(path: Path, flags: int) -> int:
     return os.open(path, flags, SHARED_FILE)
 
 
-def allocate(descriptor: int, size: int) -> bool:
-    """Allocate the blocks of a file's first `size` bytes; return False if the system or the file system cannot."""
+def allocate(descriptor: int, size: int, first: int = 0) -> bool:
+    """Allocate the blocks of a file's bytes from `first` to `size`; return False where that is not possible at all."""
     if not hasattr(os, "posix_fallocate"):
         return False
     try:
-        os.posix_fallocate(descriptor, 0, size)
+        os.posix_fallocate(descriptor, first, size - first)
     except OSError as error:
         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
             raise

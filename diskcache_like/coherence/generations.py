@@ -130,8 +130,6 @@ class Header:
     VOLUME_DUE: Final = _native.VOLUME_DUE  # value of WRITTEN at which the volume is measured again
     FILES: Final = 20  # not 0 if a row or the trash may have a value file
     CHECKPOINTED: Final = 21  # value of WRITTEN at the last checkpoint
-    HITS: Final = 22
-    MISSES: Final = 23
 
     # These belong to _lock.c, which changes them without holding the lock: WAKE by atomic addition, the other two as
     # hints. It says why that suffices.
@@ -409,8 +407,14 @@ class GenerationFile:
 
 
 _EMPTY: Final = _native.Words(bytearray(8), 0, 0)
-UNREAD_MARKS: Final = _native.Marks(bytearray(PAGE + 64), PAGE, 1)
-"""Takes marks that nobody reads."""
+
+
+def unread_marks() -> Marks:
+    """Return what takes marks that nobody reads."""
+    return _native.Marks(bytearray(PAGE + 64), PAGE, 1)
+
+
+UNREAD_MARKS: Final = unread_marks()
 
 
 def microseconds(expire: float) -> int:

@@ -47,15 +47,17 @@ class WriteLock:
         self.torn = False  # abandoned in the child of a process in which another thread held it
         _open_locks.add(self)
 
-    def acquire(self, timeout: float | None = None) -> None:
+    def acquire(self, timeout: float | None = None) -> bool:
         """Take the lock, or raise Timeout after `timeout` seconds; 0 tries once, None waits without limit.
 
-        A signal handler may raise in here just after the lock was taken: whoever calls this ends it in a `finally`.
+        Returns whether it had to wait. A signal handler may raise in here just after the lock was taken: whoever calls
+        this ends it in a `finally`.
         """
         try:
             waits = timeout is None or timeout > 0
             outcome = self.core.try_acquire(not waits)
-            if outcome == _native.BUSY and waits:
+            waits = waits and outcome == _native.BUSY
+            if waits:
                 may_block()
                 outcome = self.core.wait(timeout, may_block)  # whose caller may be cancelled meanwhile
         except OSError as error:
@@ -64,6 +66,7 @@ class WriteLock:
             raise self._already_held()
         if outcome != _native.TAKEN:
             raise Timeout(f"write lock {self.path} was not free within {timeout} s")
+        return waits
 
     def refuse_holder(self) -> None:
         """Raise TransactionError if the calling thread holds the lock: ask this before a `try` that releases it."""

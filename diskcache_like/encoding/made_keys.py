@@ -132,6 +132,20 @@ class NamespacedKey(NamedTuple):
     key: Any
 
 
+def space_name(start: bytes) -> str | None:
+    """Return what keys are counted as whose stored keys begin like this: a namespace, which ends with a slash, or text.
+
+    None for the package's own keys. A text with a slash is none, since it could be taken for a namespace.
+    """
+    try:
+        path, _ = split_key(start)
+    except DecodeError:
+        return ""
+    if path is None:
+        return "" if b"/" in start else start.decode("utf-8", "replace")
+    return None if path is FLIGHTS else "/".join((*path.names, ""))
+
+
 def split_key(stored_key: bytes) -> tuple[Path | None, bytes]:
     """Return the path of the namespace that a stored key is in, and what the stored key is there."""
     if stored_key[:1] != START:

@@ -6,5 +6,5 @@
 - `hot`: the hot layer: lookup, SIEVE, and what hits and misses leave behind
 - `atomic_key`: changing an entry in one step, sleeping and waking on one key, for recipes
 - `encryption`, `rotation`: keys attached to a cache, and changed
-- `metrics`: what one handle counts
+- `metrics`: what the counts of all processes mean; `timing`: how long calls take, where that is wanted
 """

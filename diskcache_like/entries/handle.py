@@ -6,14 +6,16 @@ import functools
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..coherence.counts import Counts
 from ..crypto import signing
 from ..crypto.keyring import Keyring, MasterKey, Sealer
 from ..disk.codec import Codec, new_codec
 from ..disk.contract import Disk
 from ..encoding.classes import registry_of
+from ..encoding.made_keys import space_name
 from ..encoding.pickling import resolve_pickle_policy
 from ..errors import DiskCacheDirectory, SecretError, SettingError
 from ..settings.definitions import DEFAULT_SETTINGS
@@ -23,7 +25,6 @@ from ..storage.opening.identity import IDENTITY_DEFAULTS, Config, evicts
 from ..storage.shards import ShardSet
 from ..storage.store import Store
 from . import encryption
-from .metrics import Metrics
 from .options import Options, check_arguments, resolved
 
 if TYPE_CHECKING:
@@ -66,8 +67,9 @@ class Handle:
         self.options, self.given = Options.split(arguments, opening.lenient)
         self.timeout = timeout
         self._contended_until = 0.0
+        self.said = set[str]()  # what is said once
+        self.watch: Callable[[str, Callable[..., Any]], Callable[..., Any]] | None = None  # put around computations
         self.clock = self.options.clock
-        self.metrics = Metrics()
         self.pickle_policy = resolve_pickle_policy(self.options.pickle)
         self.classes = registry_of(self.options.allow)
         self._check_codec(disk)
@@ -84,12 +86,18 @@ class Handle:
         try:
             self._adopt()
         except BaseException:  # such as a stored codec whose package is not installed here
-            self.shards.close_soon()
+            self.close_soon()
             raise
 
     def _open_shards(self, shards: int, disk: type[Disk], opening: Opening) -> None:
         ensure_directory(self.directory, self.options.shared, sync=self.given.get("durability") == "power")
-        self.shards = ShardSet(self.directory, shards, self._configuration(disk, opening), disk)
+        self.counts = Counts(self.directory, space_name, self.options.shared)
+        self.counts.hides_names = bool(self.options.encrypt)
+        try:
+            self.shards = ShardSet(self.directory, shards, self._configuration(disk, opening), disk)
+        except BaseException:
+            self.counts.close()
+            raise
 
     def _configuration(self, disk: type[Disk], opening: Opening) -> Config:
         options = self.options
@@ -108,6 +116,8 @@ class Handle:
             recover=opening.recover,
             shared=options.shared,
             encrypt=options.encrypt,
+            counts=self.counts,
+            counts_keys=options.remote is None,
         )
 
     def _adopt(self) -> None:
@@ -120,6 +130,7 @@ class Handle:
             disk.sync = self.settings["durability"] == "power"
         if "keyring" in stores[0].identity:
             self.sealer = encryption.attach(stores, self.master(), self.directory)
+            self.counts.hides_names = True
         self.disk = stores[0].disk
         self._set_codecs()
         for name, value in self.settings.items():
@@ -141,7 +152,15 @@ class Handle:
         """Close every file, and end the threads; the next use opens and makes them again."""
         if "threads" in vars(self):
             self.threads.close()
-        self.shards.close(max(self.timeout, 1.0))
+        try:
+            self.shards.close(max(self.timeout, 1.0))
+        finally:
+            self.counts.close()
+
+    def close_soon(self) -> None:
+        """Close what is free now, for a cache that is dropped; the rest with the next opening."""
+        self.shards.close_soon()
+        self.counts.close()
 
     def writes_slowly(self) -> bool:
         """Tell whether a write may take long now: it is synced to the disk, or others had to wait for a lock lately."""
@@ -199,12 +218,10 @@ class Handle:
                 store.disk.value_codec = self.codec_of(store, {})
 
     def apply(self, name: str, value: Any) -> None:
-        """Make a setting effective in the disks, the codecs and the counts of hits."""
+        """Make a setting effective in the disks, the codecs and what is counted."""
         stores = self.shards.stores
-        if name == "statistics":
-            for store in stores:
-                # Of the metrics only: the stores outlive a cache dropped without `close`, and must not keep it alive.
-                store.config.on_write = self.metrics.flush if value else None
+        if name == "metrics_level":
+            self.counts.open(value)
         elif name == "durability":
             for store in stores:
                 store.disk.sync = value == "power"

@@ -12,17 +12,16 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, Final
 
+from ..coherence.counts import HIT, MISS, READ, STALE
 from ..coherence.generations import Marks, Words
 from ..disk.payloads import How, Kept, fresh
 from ..encoding import keys
-from ..settings.policies import NO_MARKS, Policy
+from ..settings.policies import Policy
 from ..storage.interface import EntryStore
 from ..system.forks import told_of_forks
 
 OVERHEAD = 350  # bytes that an entry costs beside key and value: objects, dictionary slot, order
 FRACTION = 64  # no value above limit / FRACTION is admitted
-
-COUNTED = 4  # a bit beside those of settings/policies.py: hits are counted for the statistics
 
 PLAIN_TYPES = frozenset({str, bytes, int})  # exact types: such a key is its own hot key, such a value is immutable
 
@@ -45,7 +44,7 @@ _NEGATIVE: Final = None, NEGATIVE_HIT
 #   decode  makes a fresh value of that for each hit; None for an immutable value
 #   visited the entry's only mutable part: SIEVE's mark, 0 for not visited
 #   home    hash of the key
-#   marks   the shard's marks
+#   marks   the shard's marks, which count for the space of the key
 #   cost    bytes that the entry is charged with
 #   kind    type that the key of a hit has to have, `keys.COMPOUND` if its members count, too
 # The garbage collector leaves out a tuple of which no part concerns it, such as a plain value under a plain key. With a
@@ -58,21 +57,21 @@ KIND: Final = 10
 
 
 class HotLayer:
-    """Bounded map from hot key to `HotEntry`, and the notes that hits and misses leave for eviction and statistics.
+    """Bounded map from hot key to `HotEntry`, and what hits and misses leave for eviction and metrics.
 
     `_lock` guards the order, the hand and the size; `entries` is a plain dictionary whose single get and set are
     atomic, so readers need no lock and at worst see an entry that has just been replaced, whose stamp decides.
     """
 
-    def __init__(self, limit: int, clock: Callable[[], float], counters: list[int]) -> None:
+    def __init__(self, limit: int, clock: Callable[[], float]) -> None:
         self.entries: dict[Hashable, HotEntry] = {}
         self._get = self.entries.get
         self.limit = limit
         self.admits = limit // FRACTION
         self.size = 0
-        self.tracks = NO_MARKS
+        self.hit_kind = HIT  # what a hit leaves: a mark for the eviction policy, and one more to a counter
+        self.read_kind = READ  # the same of a hit that this process's memory did not have
         self._clock = clock
-        self.counters = counters  # hits and misses, if statistics are on
         self._order: list[Hashable] = []
         self._hand = 0
         self._lock = threading.RLock()  # because such a lock knows its owner
@@ -103,37 +102,24 @@ class HotLayer:
         _, _, _, _, value, decode, visited, home, marks, _, _ = entry
         visited[0] = 1
         if decode is NEGATIVE_HIT:
-            self.count_miss()
+            marks[home] = MISS
             return NEGATIVE_HIT
-        if self.tracks:
-            self.count_hit(marks, home)
+        marks[home] = self.hit_kind
         return value if decode is None else decode(value)
 
-    def count_hit(self, marks: Marks, home: int) -> None:
-        """Leave a mark for the eviction policy, and count a hit if statistics are on."""
-        marks[home] = self.tracks
-        if self.tracks >= COUNTED:
-            self.counters[0] += 1
-
-    def count_miss(self) -> None:
-        """Count a miss if statistics are on."""
-        if self.tracks >= COUNTED:
-            self.counters[1] += 1
-
-    def count_read(self, found: bool, store: EntryStore, home: int) -> None:
+    def count_read(self, found: bool, location: tuple[bytes, int, EntryStore]) -> None:
         """Count a read of the database as a hit or a miss."""
-        if found:
-            self.count_hit(store.shard.marks, home)
-        else:
-            self.count_miss()
+        stored_key, home, store = location
+        store.shard.marks.of(stored_key)[home] = self.read_kind if found else MISS
+
+    def count_expired(self, location: tuple[bytes, int, EntryStore]) -> None:
+        """Count an entry that was found and had expired; the read is counted as a miss as well."""
+        stored_key, home, store = location
+        store.shard.marks.of(stored_key)[home] = STALE
 
     def mark_for(self, policy: Policy) -> None:
         """Make hits leave the marks that an eviction policy needs."""
-        self.tracks = policy.marks | self.tracks & COUNTED
-
-    def count(self, wanted: bool) -> None:
-        """Count hits and misses, or stop counting."""
-        self.tracks = self.tracks & ~COUNTED | (COUNTED if wanted else NO_MARKS)
+        self.hit_kind, self.read_kind = policy.marks | HIT, policy.marks | READ
 
     # -- what is kept ---------------------------------------------------------------------------------------------
 
@@ -165,7 +151,8 @@ class HotLayer:
         if decode is fresh:
             value.admit = partial(_charge, self._me, key)
         home = +home  # a plain number, since a `Place` keeps more (tier/words.py)
-        self.put(key, (shard.slots, slot, stamp, expire, value, decode, bytearray(1), home, shard.marks, cost, kind))
+        marks = shard.marks.of(stored_key)
+        self.put(key, (shard.slots, slot, stamp, expire, value, decode, bytearray(1), home, marks, cost, kind))
 
     def charge(self, key: Hashable, value: Kept, size: int, how: How) -> bool:
         """Charge an entry for a value that it keeps decoded from now on, once; return False if there is no room."""

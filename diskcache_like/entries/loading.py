@@ -76,7 +76,12 @@ class Loader:
         maps: bool | None,
         location: Location | None = None,
     ) -> Any:
-        """Do what `Cache.get` does for a key that has no valid hot entry; `location`: where it lives, if known."""
+        """Do what `Cache.get` does for a key that has no valid hot entry.
+
+        `location`: where it lives, if that is known; that there is no entry is not kept hot then, since the caller is
+        about to store one.
+        """
+        keeps_missing = location is None
         location = location or self._rows.locate(key)
         plain = not (read or expire_time or tag)
         hot = self._hot
@@ -87,14 +92,12 @@ class Loader:
                 return default if value is NEGATIVE_HIT else value
         stored_key, home, store = location
         if plain:
-            value = self.load(key, location, maps=maps)
-            if hot.tracks:
-                hot.count_read(value is not ENOVAL, store, home)
+            value = self.load(key, location, None, maps, counts=True, keeps_missing=keeps_missing)
+            hot.count_read(value is not ENOVAL, location)
             return default if value is ENOVAL else value
         stamp = store.shard.slots[home % store.shard.slot_prime]
-        found = self.load_checked(key, location, (stamp, store.read(home, stored_key)), read, maps)
-        if hot.tracks:
-            hot.count_read(found is not None, store, home)
+        found = self.load_checked(key, location, (stamp, store.read(home, stored_key)), read, maps, counts=True)
+        hot.count_read(found is not None, location)
         if found is not None:
             with self._rows.reporting(key):
                 return with_metadata(found[0], found[1], expire_time, tag)
@@ -106,11 +109,13 @@ class Loader:
         location: Location,
         seen: tuple[Words, int, bytes | None] | None = None,
         maps: bool | None = None,
+        counts: bool = False,
+        keeps_missing: bool = True,
     ) -> Any:
         """Return the value of a live entry from the database, ENOVAL if there is none; keep hot what did not change.
 
         `seen`: the slots, the generation of the key's slot before a SELECT, and what that found; without it the row is
-        read here.
+        read here. `counts`: the caller counts a hit or a miss, so an entry that has expired is counted here.
         """
         stored_key, home, store = location
         shard = store.shard
@@ -122,14 +127,16 @@ class Loader:
         else:
             slots, stamp, packed = seen
         if packed is None and not store.displaced:
-            if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
+            if keeps_missing and self._hot.limit and not stamp & 1 and slots[slot] == stamp:
                 self._hot.keep_missing(key, location, stamp)
             return ENOVAL
         payload, expire = self.plain(store, stored_key, packed)
         if payload is None:
-            found = self.load_checked(key, location, (stamp, packed), maps=maps)
+            found = self.load_checked(key, location, (stamp, packed), maps=maps, counts=counts)
             return ENOVAL if found is None else found[0]
         if expire is not None and not expire > self._rows.clock():
+            if counts:
+                self._hot.count_expired(location)
             return ENOVAL
         try:
             value, kept, decode = store.disk.load_payload(payload)
@@ -180,6 +187,7 @@ class Loader:
         read: bool = False,
         maps: bool | None = None,
         stale: bool = False,
+        counts: bool = False,
     ) -> tuple[Any, Record] | None:
         """Return the value and record of a live entry; with `stale` also of one that is kept after its expiry.
 
@@ -192,7 +200,7 @@ class Loader:
         maps = self._maps if maps is None else maps
         for _ in range(ATTEMPTS):
             record = self._rows.verified(key, location, packed)
-            if record is None or (not self._rows.is_live(record) and not (stale and self._rows.is_kept(record))):
+            if record is None or not self._may_be_served(record, location, stale, counts):
                 return None
             try:
                 keeps = bool(self._hot.limit) and not read and record.size <= self._hot.admits
@@ -218,6 +226,14 @@ class Loader:
             return value, record
         self._rows.report_lost_file(key)
         return None
+
+    def _may_be_served(self, record: Record, location: Location, stale: bool, counts: bool) -> bool:
+        """Tell whether an entry has not expired, or is kept for those who ask for it; count the others."""
+        if self._rows.is_live(record) or (stale and self._rows.is_kept(record)):
+            return True
+        if counts:
+            self._hot.count_expired(location)
+        return False
 
     def keep_written(
         self, key: Any, location: Location, stamp: int, expiry: float | None, value: Any, encoded: Encoded

@@ -329,19 +329,19 @@ class RowCodec:
         """Count an entry that cannot be trusted, and raise in strict mode; otherwise it reads as missing."""
         handle = self._handle
         if isinstance(error, SignatureError):
-            handle.metrics.unauthenticated += 1
+            handle.counts.add("unauthenticated")
             if not self._warned and not handle.options.strict:
                 self._warned = True
                 message = f"{handle.directory!r}: key {named(key)}: {error}; such entries read as missing (said once)"
                 warn(message, SignatureWarning)
         else:
-            handle.metrics.damaged += 1
+            handle.counts.add("damaged")
         if handle.options.strict:
             raise type(error)(f"{handle.directory!r}: key {named(key)}: {error}") from error
 
     def report_lost_file(self, key: Any) -> None:
         """Count an entry whose value file is gone, and raise in strict mode; otherwise it reads as missing."""
-        self._handle.metrics.missing_files += 1
+        self._handle.counts.add("missing_files")
         if self._handle.options.strict:
             raise DecodeError(f"{self._handle.directory!r}: key {named(key)}: its value file is gone")
 
@@ -353,7 +353,7 @@ class RowCodec:
         handle = self._handle
         if error.errno not in (errno.EACCES, errno.EPERM) or handle.options.strict:
             raise error
-        handle.metrics.missing_files += 1
+        handle.counts.add("missing_files")
         if not self._warned_of_file:
             self._warned_of_file = True
             message = f"{handle.directory!r}: key {named(key)}: {error}; such entries read as missing (said once)"

@@ -100,7 +100,7 @@ class Computed(Tagging):
         beyond it, Overloaded after the cache's timeout. `breaker`: see `Breaker`; while it is open, BreakerOpen.
         `on_error`: what happens if the cache itself fails, because the disk is full, the value cannot be stored, or the
         write lock is not free within the cache's timeout. With 'warn' the value is returned all the same, and a handle
-        gives one NotKeptWarning and counts in `metrics.not_kept`; with 'raise' the error is raised. `admit`: with
+        gives one NotKeptWarning and counts in `metrics().not_kept`; with 'raise' the error is raised. `admit`: with
         'second-miss' a result is stored only if the key was missed, or its entry evicted, a short while ago; an error
         is stored at once.
 
@@ -250,8 +250,7 @@ class Computed(Tagging):
         if decode is NEGATIVE_HIT or slots[slot] != stamp or (expire is not None and expire <= self._hot_clock()):
             return ENOVAL
         visited[0] = 1
-        if self._hot.tracks:
-            self._hot.count_hit(marks, home)
+        marks[home] = self._hot.hit_kind
         return value if decode is None else decode(value)
 
     def _uncounted(self, key: Any) -> Any:

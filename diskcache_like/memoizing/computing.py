@@ -136,7 +136,7 @@ class Computation:
                 self.misses += 1
                 under_way.set((*around, inside))
                 started, context = self._now(), Computing(None, None, b"")
-                value = call(context)
+                value = self._watched(call)(context)
                 now = self._now()
                 metadata = self.rules.metadata(value, context, now, max(now - started, 0.0))
                 if metadata is not None:
@@ -162,6 +162,8 @@ class Computation:
             self.hits += 1
             if _is_due(old, now):
                 yield from self._renew(key, call, old)
+            if _is_over(old, now, 0):
+                self._count("stale_served")
             return old.value
         usable = None if old is None or _is_over(old, now, rules.stale_if_error) else old
         return (yield from self._wait(key, call, usable))
@@ -192,9 +194,10 @@ class Computation:
             if self.rules.on_error == "raise":
                 raise
             reraise_signal(error)
-            metrics = self.cache.metrics
-            metrics.not_kept += 1
-            if metrics.not_kept == 1:
+            handle = self.cache._handle
+            handle.counts.add("not_kept")
+            if "not_kept" not in handle.said:
+                handle.said.add("not_kept")
                 warn(f"{self.cache.directory!r}: {error}; values are computed and not kept (said once)", NotKeptWarning)
             return otherwise
 
@@ -220,10 +223,11 @@ class Computation:
 
     def _renewal(self, key: Any, call: Callable[[Computing], Any], old: Old, flight: Flight) -> Steps:
         under_way.set(())  # in a context of its own: what its caller computes does not wait for this
+        self._count("renewals")
         try:
             yield from self._compute(key, call, None, None, old)
         except Exception:
-            self.cache.metrics.failed_renewals += 1
+            self._count("failed_renewals")
             yield self._try(flight.pause, RENEWAL_PAUSE)
             raise
         finally:
@@ -235,7 +239,7 @@ class Computation:
         """Return what somebody else computes, or compute it."""
         rules, flight = self.rules, self.flight(key)
         if rules.beta:
-            self.cache._hot.count_miss()  # `find` has looked in memory only
+            self.cache._hot.count_read(False, flight.atomic.location())  # `find` has looked in memory only
         if not rules.keeps or (yield self._do(flight.atomic.in_transaction)):
             self.misses += 1
             return (yield from self._compute(key, call, usable, None))
@@ -271,7 +275,7 @@ class Computation:
         ENOVAL if the flight is this call's now, or somebody else has had it for too long. Raises ComputeTimeout at the
         end.
         """
-        patience = time.monotonic() + flight.patience
+        patience, waits = time.monotonic() + flight.patience, False
         for pause, longest in zip(pauses(), slices(), strict=False):
             generation = flight.atomic.generation()
             if (yield self._begin(flight, usable is None)) or time.monotonic() >= patience:
@@ -281,14 +285,21 @@ class Computation:
                 return self._serve(usable)
             if left <= 0:
                 raise ComputeTimeout(f"key {named(key)} is computed by somebody else, who takes too long")
+            if not waits:
+                waits = True
+                self._count("flights_waited")
             yield Rest(flight.atomic, generation, left, pause, longest, waiting)
             value = yield self._do(self._present, key)
             if value is not ENOVAL:
                 return value
         raise AssertionError("slices never end")
 
+    def _count(self, event: str) -> None:
+        self.cache._handle.counts.add(event)
+
     def _serve(self, old: Old) -> Any:
         self.hits += 1
+        self._count("stale_served")
         return old.value
 
     def _alone(self, key: Any, call: Callable[[Computing], Any], usable: Old | None, flight: Flight) -> Steps:
@@ -334,7 +345,7 @@ class Computation:
             inside = [self._name(atomic)]
             try:  # before it is set, so that a signal handler that raises just after that leaves nothing under way
                 under_way.set((*around, inside))
-                value = yield from self._called(partial(call, context))
+                value = yield from self._called(partial(self._watched(call), context))
             finally:
                 inside.clear()
                 under_way.set(around)
@@ -346,6 +357,7 @@ class Computation:
             elif usable is not None:
                 if flight is not None:
                     yield self._try(flight.pause, ERROR_PAUSE)
+                self._count("stale_served")
                 return usable.value
             raise
         now = self._now()
@@ -359,6 +371,11 @@ class Computation:
         if metadata is not None and (is_admitted or (yield self._do(self._attempt, atomic.was_missed, True))):
             yield self._try(keep, value, metadata)
         return value
+
+    def _watched(self, call: Callable[[Computing], Any]) -> Callable[[Computing], Any]:
+        """Return the function, within what watches the cache's computations, if anything does."""
+        watch = self.cache._handle.watch
+        return call if watch is None else watch(self.scope, call)
 
     def _name(self, atomic: AtomicKey) -> tuple[int, Any]:
         """Return what tells a key from those of other caches. Hashable, unlike some keys."""

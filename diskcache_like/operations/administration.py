@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..disk import file_io
 from ..entries import rotation
 from ..entries.loading import ENOVAL
-from ..errors import ExpiryError, SettingError
+from ..entries.timing import time_calls
+from ..errors import CacheError, ExpiryError, SettingError
 from ..settings.definitions import HANDLE_ONLY, SettingsInForce, checked, checked_all, is_setting, unknown
 from ..settings.policies import policy_named
 from ..storage.check import check_whole
 from ..storage.shards import new_disk
 from .tagging import Tagging
+
+if TYPE_CHECKING:
+    from ..entries.metrics import Metrics
 
 MOMENTS = 1e300  # seconds; a moment farther away is a mistake
 
@@ -82,24 +86,42 @@ class Administration(Tagging, SettingsInForce):
         return [problem for store in self._shards.stores for problem in check_whole(store, verify, fix, wait)]
 
     def stats(self, enable: bool = True, reset: bool = False) -> tuple[int, int]:
-        """Return (hits, misses) of all processes that have added theirs, and switch counting on or off.
+        """Return the hits and misses of all processes while this was switched on, and switch it on or off.
 
-        `enable`: whether reads are counted from now on; this is stored, and so holds for handles that open later.
-        `reset`: begin again at 0. A process adds its counts with its next write, at its own `stats` and on closing.
-        Raises Timeout.
+        `enable`: whether reads are counted from now on; this is stored. `reset`: begin again at 0. For programs made
+        for DiskCache: `metrics` tells more, and need not be switched on. Waits for the write lock without limit.
         """
         given: Any = enable
         if given not in (True, False):
             raise SettingError(f"enable is {enable!r}, expected True or False: whether to count from now on")
-        hits = misses = 0
-        for store in self._shards.stores:
-            for attempt in store.attempts():
-                with attempt:
-                    flush = self._handle.metrics.flush if store is self._shards.stores[0] else None
-                    counts = store.use_counts(self._handle.timeout, reset, flush)
-            hits, misses = hits + counts[0], misses + counts[1]
+        self._shards.stores[0].shard.ready()
+        found = self._handle.counts.stats(bool(given), reset)
         self.reset("statistics", int(enable))
-        return hits, misses
+        return found
+
+    def metrics(self, reset: bool = False) -> Metrics:
+        """Return what all processes of this machine have counted: hits, misses, evictions, and more; see `Metrics`.
+
+        In a namespace: of its keys, and of those of the namespaces in it. `reset`: begin again at 0; the cache itself
+        does that. Takes no lock. With `metrics_level="off"` it tells of this handle alone.
+        """
+        if reset and self._within is not None:
+            raise CacheError(
+                "reset=True is not there in a namespace: it is about all counts, so call that of the cache"
+            )
+        found = self._counted(anew=True)
+        if reset:
+            self._handle.counts.begin_anew()
+        return found
+
+    def _counted(self, anew: bool) -> Metrics:
+        """Return what `metrics` does; without `anew`, what was counted since the file was made."""
+        for store in self._shards.stores:
+            store.shard.ready()
+        from ..entries.metrics import metrics_of  # late: it makes classes that take long to make
+
+        within = "" if self._within is None else "/".join((*self._within.names, ""))
+        return metrics_of(self._handle, within, anew)
 
     def volume(self) -> int:
         """Return the bytes that the cache takes: database pages that hold something, value files, and control files.
@@ -152,6 +174,8 @@ class Administration(Tagging, SettingsInForce):
                 handle.given[name] = effective  # also after it is closed and opens again
             elif not update:
                 handle.given.pop(name, None)
+            if name == "statistics":
+                handle.counts.stats(bool(effective), False)
             self._apply(name, effective)
         return changed[key]
 
@@ -170,6 +194,10 @@ class Administration(Tagging, SettingsInForce):
         if name == "eviction_policy":
             self._hot.mark_for(policy_named(value))
         elif name == "statistics":
-            self._hot.count(bool(value))
+            if value:
+                self._handle.counts.stats(True, False)
+        elif name == "metrics_level":
+            locks = [store.transactions for store in self._shards.stores]
+            self._hot_get = time_calls(self._handle.counts, self._loader, self._hot, self._rows.stores, locks)
         elif name == "hot_size_limit":
             self._hot.resize(self._handle.hot_limit)

@@ -66,12 +66,6 @@ def is_writable(cache: Parts, timeout: float) -> bool:
     return True
 
 
-def work_of(cache: Parts) -> tuple[int, int]:
-    """Return how many writes and evictions there were in all processes, as numbers that only grow."""
-    counts = [store.work_counts() for store in cache._shards.stores]
-    return sum(writes for writes, _ in counts), sum(evicted for _, evicted in counts)
-
-
 def identity_of(cache: Parts) -> tuple[int, dict[str, Any]]:
     """Return the number of shards, and the options that make another cache with the same codec and encryption."""
     handle, identity = cache._handle, cache._shards.stores[0].identity

@@ -30,6 +30,7 @@ class Settings(TypedDict, total=False):
     """The settings as keyword arguments; integers may be given as floats without a fraction."""
 
     statistics: int
+    metrics_level: str
     tag_index: int
     eviction_policy: str
     size_limit: float
@@ -140,6 +141,7 @@ class SettingsInForce(Spelled):
     """
 
     statistics = Setting[int](_integer(0, 1), 0)
+    metrics_level = Setting[str](_choice("off", "counts", "full"), "counts")
     tag_index = Setting[int](_integer(0, 1), 0, "call create_tag_index() or drop_tag_index()")
     eviction_policy = Setting[str](lambda _, value: policy_named(value).name, "second-chance")
     size_limit = Setting[int](_integer(0, 1 << 62), 1 << 30)

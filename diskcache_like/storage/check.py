@@ -31,7 +31,7 @@ from .store import Store
 
 PAGE = 256
 LOOKS = 3  # another process may quarantine a database between two of them
-_OWN = re.compile(r"cache\.((\d+\.)?(db|gen|buffer|lock)(-wal|-shm|-journal)?|remote-[0-9a-f]{12}(\.send)?)")
+_OWN = re.compile(r"cache\.((\d+\.)?(db|gen|buffer|lock)(-wal|-shm|-journal)?|metrics|remote-[0-9a-f]{12}(\.send)?)")
 CheckRecord = Callable[[Store, int, bytes, bytes], Record]
 
 

@@ -30,6 +30,7 @@ from .store import Store
 _PATIENCE = 0.1  # seconds at most that opening waits for the end of a cross-shard transaction
 # Of each shard: the lock, the mapped generations and write buffer, -shm, and database and -wal for each connection.
 LEAST_DESCRIPTORS, MOST_DESCRIPTORS = (4 + 2 * connections for connections in (2, MAX_READERS + 1))
+OWN_DESCRIPTORS = 2  # of the cache: the counts, which it has open and mapped
 _SHARD_PRIME = 1_000_003  # keys with regular hashes still spread over the shards
 
 
@@ -57,7 +58,8 @@ class ShardSet:
                 if error.errno != errno.EMFILE:
                     raise
                 shards = config.identity.get("shards", wanted)
-                raise too_few_descriptors(directory, shards, LEAST_DESCRIPTORS, MOST_DESCRIPTORS) from error
+                least, most = (shards * each + OWN_DESCRIPTORS for each in (LEAST_DESCRIPTORS, MOST_DESCRIPTORS))
+                raise too_few_descriptors(directory, shards, least, most) from error
         else:
             raise DirectoryError(errno.EBUSY, "two layouts are being made at once", directory)
         identity = self.stores[0].shard.identity

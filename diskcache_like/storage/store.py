@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -45,9 +45,6 @@ READ_TIMEOUT = 60.0  # seconds that a read of many rows waits for the lock at le
 MANY_ENTRIES = 1 << 24  # larger counts are checked against the size of the database
 LOOKS = 64  # for a moment between two writes; as long as a few writes take
 _TICK, _COUNT, _SETTLED = Header.TICK, Header.COUNT, Header.SETTLED
-
-
-Flush = Callable[[Callable[[int, int], None]], None]
 
 
 class Store:
@@ -154,8 +151,6 @@ class Store:
         try:
             if not self.transactions.acquire(timeout):
                 return
-            if shard.config.on_write is not None:
-                shard.config.on_write(self.transactions.count_uses)
             is_flushed = False
             with contextlib.suppress(DirectoryError, DiskFull, StorageError):
                 if shard.is_current():  # else what waits is another database's
@@ -328,16 +323,12 @@ class Store:
         header = self.shard.present_header()
         return header[Header.TICK] - header[Header.INTERNAL], header[Header.EVICTED]
 
-    def use_counts(self, timeout: float | None, reset: bool, flush: Flush | None) -> tuple[int, int]:
-        """Return (hits, misses) of all processes; `flush` gives those of this one to a function that adds them."""
-        with self.locked(timeout):
-            if flush is not None:
-                flush(self.transactions.count_uses)
-            header = self.shard.header
-            result = header[Header.HITS], header[Header.MISSES]
-            if reset:
-                header[Header.HITS] = header[Header.MISSES] = 0
-        return result
+    def size(self) -> tuple[int, int]:
+        """Return the number of entries, and the bytes of all but what waits in the write buffer; takes no lock."""
+        header, ring = self.shard.present_header(), self.shard.ring
+        waiting = self.reader.count_alone() if ring is not None and ring.waiting() else None
+        number = header[_COUNT] if waiting is None else waiting
+        return (number if self._is_possible(number) else self.select(sql.COUNT)[0][0]), self.reader.volume(trash=False)
 
 
 __all__ = ["REMOVE", "Change", "Decide", "Remove", "Row", "Store", "Touch"]

@@ -80,7 +80,6 @@ class WriteBuffer:
         if (
             token_word[0] != shard.token
             or self._connection.txn is not None
-            or shard.config.on_write is not None
             or (header[_FILES] and header[_SWEEP] == NEVER)  # `write` expects one first
             or (header[_NEXT_EXPIRE] != NEVER and shard.removal_is_due())
         ):

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from zlib import crc32
 
 from ..coherence.contexts import end
+from ..coherence.counts import DELETE, SET
 from ..coherence.generations import MAX_WORD, TICK_LIMIT, Header
 from ..coherence.ring import Written
 from ..encoding import file_names
@@ -22,7 +23,7 @@ from ..system.signals import reraise_signal
 from .rows import Rows, small
 from .shard.invalidation import WRITE_COST
 from .shard.reader import Reader, own_or_other
-from .shard.row import Decide, Remove, Row, Touch
+from .shard.row import REMOVE, Change, Decide, Remove, Row, Touch
 from .sqlite import statements as sql
 from .upkeep.checkpoints import is_due
 from .upkeep.maintenance import Maintenance
@@ -73,7 +74,9 @@ class Writer:
         `known`: the key most likely has an entry, so the cheaper UPDATE is tried first.
         """
         stamp = self._append_alone(home, stored_key, row) if self._shard.appender is not None else 0
-        return stamp or self._locked(self._put, (home, stored_key, row, known), timeout)
+        stamp = stamp or self._locked(self._put, (home, stored_key, row, known), timeout)
+        self._shard.marks.of(stored_key)[home] = SET
+        return stamp
 
     def push(self, make: Callable[[int], tuple[int, bytes, Row]], timeout: float | None) -> None:
         """Store a row under a key that has the number of this very write, which no other has.
@@ -84,13 +87,15 @@ class Writer:
             number = self._shard.header[_TICK] + 1
             if number > TICK_LIMIT:  # another thread is closing the shard
                 break
-            if self._append_alone(*make(number), expected=2 * number + 1):
+            home, stored_key, row = make(number)
+            if self._append_alone(home, stored_key, row, expected=2 * number + 1):
+                self._shard.marks.of(stored_key)[home] = SET
                 return
         self._locked(self._push, make, timeout)
 
     def remove_at(self, home: int, stored_key: bytes, number: int) -> bool:
         """Remove an entry if that is the write with this number, and without the lock; tell whether it was."""
-        return self._append_alone(home, stored_key, None, expected=2 * number + 1) != 0
+        return self._counted(self._append_alone(home, stored_key, None, expected=2 * number + 1), home, stored_key) != 0
 
     def remove(self, home: int, stored_key: bytes, timeout: float | None, seen: int = 0) -> int:
         """Remove a live entry; return 0 if there was none.
@@ -102,8 +107,15 @@ class Writer:
                 home, stored_key
             )
             if stamp is not None:
-                return stamp
-        return self._locked(self._remove, (home, stored_key), timeout, (home, stored_key))
+                return self._counted(stamp, home, stored_key)
+        stamp = self._locked(self._remove, (home, stored_key), timeout, (home, stored_key))
+        return self._counted(stamp, home, stored_key)
+
+    def _counted(self, stamp: int, home: int, stored_key: bytes, change: Change = REMOVE) -> int:
+        """Count a change of an entry unless there was none; return the `stamp` that tells that."""
+        if stamp:
+            self._shard.marks.of(stored_key)[home] = DELETE if change is REMOVE else SET
+        return stamp
 
     def update(
         self,
@@ -156,8 +168,10 @@ class Writer:
             return int(self._stamp(home) == stamp)
         if isinstance(change, Touch):
             touched = self._touched(home, stored_key, change, self._reader.select)
-            return 0 if touched is None else self._append_alone(home, stored_key, touched[0], stamp, touched[1])
-        return self._append_alone(home, stored_key, None if isinstance(change, Remove) else change, stamp)
+            stamp = 0 if touched is None else self._append_alone(home, stored_key, touched[0], stamp, touched[1])
+        else:
+            stamp = self._append_alone(home, stored_key, None if isinstance(change, Remove) else change, stamp)
+        return self._counted(stamp, home, stored_key, change)
 
     def _newest(self, home: int, stored_key: bytes) -> bytes | Literal[_None.OTHER] | None:
         """Return the record of a key, None for none; OTHER if it has a file, or the lock has to be held.
@@ -301,7 +315,9 @@ class Writer:
 
     def _push(self, autocommit: bool, make: Callable[[int], tuple[int, bytes, Row]]) -> int:
         """Do what `push` does, under the lock, where the next number is known."""
-        return self._put(autocommit, (*make(self._shard.header[_TICK] + 1), False))
+        home, stored_key, row = make(self._shard.header[_TICK] + 1)
+        stamp = self._put(autocommit, (home, stored_key, row, False))
+        return self._counted(stamp or 1, home, stored_key, row)
 
     def _append(self, home: int, stored_key: bytes, row: Row | bytes, version: int = 0) -> int:
         if self._shard.disk.sealer is not None:
@@ -341,6 +357,9 @@ class Writer:
     def put_many(self, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> None:
         """Store rows (place, stored key, row) within the caller's transaction; of equal keys the last one stays."""
         self._locked(self._put_many, rows, 0, retries=False)
+        marks = self._shard.marks
+        for home, stored_key, _ in rows:
+            marks.of(stored_key)[home] = SET
 
     def _put_many(self, _: bool, rows: Sequence[tuple[int, bytes, Row | bytes]]) -> int:
         shard = self._shard
@@ -405,11 +424,18 @@ class Writer:
         change = decide(packed)
         if change is None:
             return 1
+        stamp = self._make(autocommit, (home, stored_key), change, packed is not None)
+        self._counted(1, home, stored_key, change)
+        return stamp
+
+    def _make(self, autocommit: bool, key: tuple[int, bytes], change: Row | bytes | Touch | Remove, known: bool) -> int:
+        """Make the change that was decided on an entry."""
+        home, stored_key = key
         if isinstance(change, bytes | Row):
-            return self._put(autocommit, (home, stored_key, change, packed is not None))
+            return self._put(autocommit, (home, stored_key, change, known))
         ring, step = self._shard.ring, partial(self._change, autocommit, home, stored_key, change)
         if autocommit and ring is not None:
-            if isinstance(change, Remove) and packed is not None and self.buffer.takes(stored_key, None):
+            if isinstance(change, Remove) and known and self.buffer.takes(stored_key, None):
                 return self.buffer.write(home, stored_key, None)
             touched = isinstance(change, Touch) and self._touched(home, stored_key, change, self._connection.select)
             if touched and self.buffer.takes(stored_key, touched[0]):

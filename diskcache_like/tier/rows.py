@@ -70,5 +70,5 @@ def parts_of(remote: Any, handle: Handle) -> tuple[Tier, TieredRows, TierHotLaye
     if not isinstance(remote, Remote):
         raise SettingError(f"remote is {remote!r}, expected a Remote")
     tier = Tier(remote, handle)
-    hot = TierHotLayer(tier.state, tier.lease_ends, handle.clock, handle.hot_limit, handle.metrics.counters)
+    hot = TierHotLayer(tier.state, tier.lease_ends, handle.clock, handle.hot_limit)
     return tier, TieredRows(handle, tier), hot

@@ -14,7 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, cast
 
-from ..coherence import futex
+from ..coherence import counts, futex
+from ..coherence.generations import unread_marks
 from ..disk.contract import Disk
 from ..encoding.record import Record
 from ..entries.row_codec import RowCodec
@@ -63,7 +64,10 @@ class TieredStore:
         self._copies = Copies(local, rows, tier)
         self._deciding = threading.local()  # the version that the running `update` of this thread has read
         self.directory = local.directory
-        self.shard = SharedWords(tier.state, local.shard.ready)
+        marks = unread_marks()
+        if (own := local.config.counts) is not None:
+            marks.count_in(own.counters, own.spaces)
+        self.shard = SharedWords(tier.state, local.shard.ready, marks)
         self.refers_to, self.make_room = local.refers_to, local.make_room  # value files are this machine's
 
     @property
@@ -109,6 +113,7 @@ class TieredStore:
                 self._without_answer(each.place, each.copy, found, error)
             return
         for (place, copy, word, tags), reply in zip(asked, replies, strict=True):
+            place.was_asked = True
             if reply.same and copy is not None:
                 self._state.count("confirmed")
                 record: Record | None = copy
@@ -152,6 +157,11 @@ class TieredStore:
         finally:  # also if what became of it is not known
             for write, _ in writes:
                 self._state.change(write.place.index)
+        for place, _, _ in rows:
+            self._count(place, counts.SET)
+
+    def _count(self, place: Place, kind: int) -> None:
+        self.shard.marks.of(place.stored_key)[place] = kind
 
     def _to_write(self, place: Place, change: Row | Touch | bytes, expected: bytes) -> _Write:
         """Return what the server is to store if the entry has the `expected` version; empty for any."""
@@ -206,8 +216,10 @@ class TieredStore:
         finally:
             for place in places:
                 self._state.change(place.index)
-        for place in places:
+        for place, refused in zip(places, found, strict=True):
             self._copies.remove(place)
+            if refused is None:
+                self._count(place, counts.DELETE)
         return found.count(None)
 
     def _call(self, place: Place, version: bytes = b"") -> Call:
@@ -245,6 +257,7 @@ class TieredStore:
         while change is not None:
             reply = self._try(place, expected, change)
             if reply is None:
+                self._count(place, counts.DELETE if change is REMOVE else counts.SET)
                 break
             self._state.count("conflicts")
             if deadline is not None and time.monotonic() >= deadline:

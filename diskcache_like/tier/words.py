@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..coherence.generations import UNREAD_MARKS, Words
+from ..coherence import counts
+from ..coherence.generations import Marks, Words
 from ..entries.hot import HotLayer
 from .state import SLOTS, TierState, boot_seconds
 
@@ -27,6 +28,7 @@ class Place(int):
     indices: frozenset[int]
     stamp: int | None = None
     tick: int = 0  # the version of the row here when it was looked at
+    was_asked: bool = False  # whether the server has said what there is
 
     @property
     def number(self) -> int:
@@ -38,10 +40,10 @@ class SharedWords:
     """The words of all machines' entries, which a hit or a load looks at as at the slots of an open shard."""
 
     slot_prime = SLOTS
-    marks = UNREAD_MARKS  # none for the database's eviction, since its keys are others
 
-    def __init__(self, state: TierState, ready: Callable[[], None]) -> None:
+    def __init__(self, state: TierState, ready: Callable[[], None], marks: Marks) -> None:
         self._state = state
+        self.marks = marks  # which only count: the keys of the database's eviction are others
         self.ready = ready  # opens the shard that has the copies
 
     @property
@@ -57,12 +59,12 @@ class SharedWords:
 class _WordsOfTags:
     """The words of an entry with tags, as an open shard has its slots: one number, which changes with any of them."""
 
-    __slots__ = ("_indices", "_state")
+    __slots__ = ("_indices", "_state", "marks")
     slot_prime = SLOTS
-    marks = UNREAD_MARKS  # none for the database's eviction, since its keys are others
 
-    def __init__(self, state: TierState, indices: frozenset[int]) -> None:
+    def __init__(self, state: TierState, indices: frozenset[int], marks: Marks) -> None:
         self._state = state
+        self.marks = marks
         self._indices = indices
 
     @property
@@ -91,12 +93,19 @@ class TierHotLayer(HotLayer):
         lease_ends: Callable[[], float],
         clock: Callable[[], float],
         limit: int,
-        counters: list[int],
     ) -> None:
-        super().__init__(limit, boot_seconds, counters)
+        super().__init__(limit, boot_seconds)
         self._state = state
         self._lease_ends = lease_ends
         self._cache_clock = clock
+
+    def count_read(self, found: bool, location: Any) -> None:
+        """Count a read as a hit or a miss; a hit may be one of the server's."""
+        stored_key, place, store = location
+        if found and place.was_asked:
+            store.shard.marks.of(stored_key)[place] = counts.ASKED
+        else:
+            super().count_read(found, location)
 
     def keep(self, key: Any, location: Any, stamp: int, expire: float | None, loaded: Any, size: int) -> None:
         """Keep what was found at a place, if its stamp could be told, until it expires or the lease ends."""
@@ -107,5 +116,5 @@ class TierHotLayer(HotLayer):
         if expire is not None:
             until = min(until, boot_seconds() + expire - self._cache_clock())
         if len(place.indices) > 1:
-            store = _WordsOfTags(self._state, place.indices)
+            store = _WordsOfTags(self._state, place.indices, store.shard.marks)
         super().keep(key, (place.stored_key, place, store), place.stamp, until, loaded, size)

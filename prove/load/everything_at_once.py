@@ -70,7 +70,7 @@ AROUND, LEAST = 0.3, 1.0  # seconds for the end of a run, and for the run itself
 PACE = 0.002  # seconds between two looks, which hold up the writers
 PACED = 0.01  # seconds between two writes of one that has time
 FILES = {"-wal": "logs", "-shm": "indexes", ".val": "values", ".db": "databases"}  # by the end of a name
-CONTROL = ("cache.gen", "cache.buffer", "cache.lock")
+CONTROL = ("cache.gen", "cache.buffer", "cache.lock", "cache.metrics")
 
 
 class Crowd(NamedTuple):

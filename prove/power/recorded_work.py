@@ -266,7 +266,7 @@ def fitted(random: Random, checkpoint: int | None = None) -> Iterator[None]:
 
 def is_mapped(path: str) -> bool:
     """Tell whether a file is written through shared memory."""
-    return path.endswith((".gen", ".buffer", "-shm"))
+    return path.endswith((".gen", ".buffer", ".metrics", "-shm"))
 
 
 def verify(root: Path, disk: Disk, events: Sequence[Event]) -> None:

@@ -46,7 +46,6 @@ ABSENT = {
     "close": "aclose",
     "directory": "a property of both",
     "disk": "in .sync",
-    "metrics": "in .sync",
     "timeout": "in .sync",
 }
 

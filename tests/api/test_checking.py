@@ -65,7 +65,7 @@ def test_each_kind_of_damage_is_found_and_mended(open_cache: Opener) -> None:
     Path(cache.directory, "stray.txt").write_text("stray")
     Path(cache.directory, "empty").mkdir()
     assert cache.get_many(["one", "two", "three", "four"]) == {"four": "small"}
-    assert (cache.metrics.damaged, cache.metrics.missing_files) == (2, 1)
+    assert (cache.metrics().damaged, cache.metrics().missing_files) == (2, 1)
     found = cache.check()
     assert len(found) == 5 + empty
     assert any("entry 'three' (at " in str(problem.message) for problem in found), "damaged entries are named"

@@ -49,7 +49,7 @@ def test_a_read_deep_in_the_stack_gives_the_value_or_a_recursion_error(
                     else:
                         assert found == value
         assert refused
-        assert cache.metrics.damaged == 0
+        assert cache.metrics().damaged == 0
         assert cache.check() == []
 
 

@@ -9,15 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from diskcache_like.coherence._native import Marks, Words
-from diskcache_like.coherence.generations import HEADER_WORDS, LEAST_MARKS, PAGE, Header
+from diskcache_like.coherence._native import Counters, Marks, Words
+from diskcache_like.coherence.counts import HOT, MISSES
+from diskcache_like.coherence.generations import HEADER_WORDS, LEAST_MARKS, PAGE, UNREAD_MARKS, Header
 from diskcache_like.disk.payloads import Kept, fresh
 from diskcache_like.encoding import keys
 from diskcache_like.encoding.copying import copier_of
 from diskcache_like.entries.hot import NEGATIVE_HIT, HotLayer
 from diskcache_like.settings.policies import policy_named
 from diskcache_like.storage.interface import EntryStore
-from diskcache_like.tier.words import SharedWords
 
 PRIME = 7
 SLOT = 3
@@ -33,6 +33,10 @@ class Shard:
         memory = bytearray(PAGE + 4 * LEAST_MARKS)
         self.header = Words(memory, 0, HEADER_WORDS)
         self.marks = Marks(memory, PAGE, PRIME)
+        self.row = bytearray(8 * 64 * 8)
+        counters = Counters()
+        counters.attach(self.row, 0, len(self.row) // 8)
+        self.marks.count_in(counters, {b"": 0})
         self.slot_prime = PRIME
 
 
@@ -42,8 +46,13 @@ class Bench:
     def __init__(self, limit: int = LIMIT) -> None:
         self.now = 0.0
         self.shard = Shard()
-        self.counters = [0, 0]
-        self.hot = HotLayer(limit, lambda: self.now, self.counters)
+        self.hot = HotLayer(limit, lambda: self.now)
+
+    @property
+    def counted(self) -> tuple[int, int]:
+        """Return hits and misses."""
+        row = memoryview(self.shard.row).cast("Q")
+        return row[HOT], row[MISSES]
 
     def keep(self, key: Any, value: Any, expire: float | None = None, decode: Any = None) -> None:
         self.hot.keep(key, (repr(key).encode(), HASH, cast(EntryStore, self)), 2, expire, (value, decode), 10)
@@ -189,10 +198,9 @@ def test_threads_that_hit_one_value_each_have_one_of_their_own(bench: Bench) -> 
 
 
 def test_a_key_without_an_entry_is_a_negative_hit(bench: Bench) -> None:
-    bench.hot.count(True)
     bench.hot.keep_missing("key", (b"key", HASH, cast(EntryStore, bench)), 2)
     assert bench.look("key") is NEGATIVE_HIT
-    assert bench.counters == [0, 1]
+    assert bench.counted == (0, 1)
 
 
 def test_an_unhashable_key_is_kept_by_its_stored_bytes(bench: Bench) -> None:
@@ -204,40 +212,34 @@ def test_an_unhashable_key_is_kept_by_its_stored_bytes(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "counts", "noted", "counted"),
+    ("policy", "noted"),
     [
-        ("least-recently-stored", False, 0, 0),
-        ("least-recently-stored", True, 0, 1),
-        ("least-recently-used", False, 5, 0),
-        ("second-chance", False, 5, 0),
-        ("least-frequently-used", False, 1, 0),
-        ("least-frequently-used", True, 1, 1),
+        ("least-recently-stored", 0),
+        ("least-recently-used", 5),
+        ("second-chance", 5),
+        ("least-frequently-used", 1),
     ],
 )
-def test_a_hit_leaves_what_the_policy_goes_by(
-    bench: Bench, policy: str, counts: bool, noted: int, counted: int
-) -> None:
+def test_a_hit_leaves_what_the_policy_goes_by_and_is_counted(bench: Bench, policy: str, noted: int) -> None:
     bench.shard.header[Header.TICK] = 5
     bench.hot.mark_for(policy_named(policy))
-    bench.hot.count(counts)
     bench.keep("key", "value")
     assert bench.look("key") == "value"
     assert (bench.shard.marks[HASH], bench.shard.marks[4 * HASH]) == (noted, 0)
-    assert bench.counters == [counted, 0]
+    assert bench.counted == (1, 0)
 
 
 def test_a_probe_leaves_nothing(bench: Bench) -> None:
     bench.hot.mark_for(policy_named("least-frequently-used"))
-    bench.hot.count(True)
     bench.keep("key", "value")
     entry = bench.hot.probe("key")
     assert entry is not None
-    assert (entry[6][0], bench.shard.marks[HASH], bench.counters) == (0, 0, [0, 0])
+    assert (entry[6][0], bench.shard.marks[HASH], bench.counted) == (0, 0, (0, 0))
 
 
 @pytest.mark.parametrize("policy", ["least-recently-stored", "least-recently-used", "second-chance"])
 def test_a_hit_on_what_a_server_has_keeps_it_in_memory_for_longer(bench: Bench, policy: str) -> None:
-    bench.shard.marks = SharedWords.marks
+    bench.shard.marks = UNREAD_MARKS
     bench.hot.mark_for(policy_named(policy))
     bench.keep("key", "value")
     assert bench.look("key") == "value"

@@ -244,4 +244,4 @@ def test_text_is_looked_through_when_it_is_first_mapped(tmp_path: Path, monkeypa
         content[place : place + 4] = (1 << 30).to_bytes(4, "little")
         file.write_bytes(content)
         assert cache.get("key") is None
-        assert cache.metrics.damaged == 1
+        assert cache.metrics().damaged == 1

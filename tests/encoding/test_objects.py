@@ -125,7 +125,7 @@ def test_registering_makes_every_cache_take_a_class(tmp_path: Path) -> None:
             del PROCESS_REGISTRY._by_name["tests.encoding.test_objects.Registered"]
         cache.close()  # and with it the hot layer
         assert cache.get("key") is None
-        assert cache.metrics.damaged == 1
+        assert cache.metrics().damaged == 1
 
 
 @dataclasses.dataclass
@@ -210,7 +210,7 @@ def test_a_name_in_an_entry_imports_nothing(tmp_path: Path) -> None:
     script = (
         "import sys; from diskcache_like import Cache\n"
         f"cache = Cache({str(tmp_path / 'a')!r})\n"
-        "assert cache.get('key') is None and cache.metrics.damaged == 1\n"
+        "assert cache.get('key') is None and cache.metrics().damaged == 1\n"
         "assert not any(name.startswith('tests') for name in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

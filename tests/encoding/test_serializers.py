@@ -88,7 +88,7 @@ def test_a_cache_of_every_pair_gives_back_what_it_took(tmp_path: Path, serialize
         assert cache.incr("count") == 1
         assert cache.incr("count", 41) == 42
         assert cache.check() == []
-        assert cache.metrics.damaged == cache.metrics.unauthenticated == 0
+        assert cache.metrics().damaged == cache.metrics().unauthenticated == 0
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS[1:])

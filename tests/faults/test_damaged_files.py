@@ -108,7 +108,7 @@ def test_a_value_file_that_is_not_as_written(tmp_path: Path, how: str, value: ob
         assert cache.get("a", "missing", read=True) == "missing"
         assert cache.pop("a", "missing") == "missing"
         missing = how in ("missing", "missing with its directory")
-        assert (cache.metrics.missing_files, cache.metrics.damaged) == ((3, 0) if missing else (0, 3))
+        assert (cache.metrics().missing_files, cache.metrics().damaged) == ((3, 0) if missing else (0, 3))
         assert cache["b"] == value
         problems = [str(problem.message) for problem in cache.check()]
         assert any(str(directory) in problem and "entry" in problem for problem in problems)
@@ -368,8 +368,6 @@ COUNTS = (
     "CHECKPOINTED",
     "VOLUME_DUE",
     "COUNT",
-    "HITS",
-    "MISSES",
     "EVICTED",
     "INTERNAL",
     "GROWTH",

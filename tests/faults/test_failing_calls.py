@@ -108,7 +108,7 @@ def test_a_value_file_that_is_cut_while_it_is_read_is_damaged(cache: Cache, monk
 
     monkeypatch.setattr(os, "read", read)
     assert cache.get("k", "missing") == "missing"
-    assert cache.metrics.damaged == 1
+    assert cache.metrics().damaged == 1
 
 
 def test_a_value_file_that_cannot_be_read_is_named() -> None:

@@ -177,7 +177,7 @@ def test_a_cache_gives_values_back(tmp_path: Path, options: dict[str, Any]) -> N
             for number, value in enumerate(values):
                 assert_same(value, cache[number])
         assert cache.check() == []
-        assert cache.metrics.damaged == 0
+        assert cache.metrics().damaged == 0
 
 
 def test_each_reader_gets_a_value_of_its_own_to_change(tmp_path: Path) -> None:

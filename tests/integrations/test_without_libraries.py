@@ -1,4 +1,4 @@
-"""What happens where NumPy, pyarrow, pandas or polars is not installed: each an error that says how to install it."""
+"""What happens where NumPy, pyarrow or another library is not installed: an error that says how to install it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ with Cache(sys.argv[1], **eval(sys.argv[3])) as cache:
                     raise AssertionError(key)
     assert cache.check(fix=True) == []
     assert len(cache) == int(sys.argv[4])
-    assert cache.metrics.damaged == 0
+    assert cache.metrics().damaged == 0
 """
 
 
@@ -122,3 +122,24 @@ with Cache(sys.argv[1] + "/default") as cache:
 def test_nothing_is_imported_that_is_not_used(tmp_path: Path) -> None:
     run(IDLE, tmp_path, "")
     run(IDLE, tmp_path / "absent", "numpy,pandas,polars,pyarrow")
+
+
+MONITOR = """
+from diskcache_like.integrations import otel, prometheus
+with Cache(sys.argv[1]) as cache:
+    for report in (prometheus.Collector, otel.instrument):
+        try:
+            report(cache)
+        except MissingDependency as error:
+            print(error)
+        else:
+            raise AssertionError(report)
+"""
+
+
+def test_monitoring_needs_its_libraries(tmp_path: Path) -> None:
+    said = run(MONITOR, tmp_path, "prometheus_client,opentelemetry").splitlines()
+    assert said == [
+        "Collector needs 'prometheus_client', which is not installed: pip install 'diskcache-like[prometheus]'",
+        "instrument needs 'opentelemetry-api', which is not installed: pip install 'diskcache-like[otel]'",
+    ]

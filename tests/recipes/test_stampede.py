@@ -240,7 +240,7 @@ def test_what_fails_in_the_background_is_told_and_tried_again(
     assert work() == 1
     finish_renewals()
     assert told == [ZeroDivisionError]
-    assert cache.metrics.failed_renewals == 1
+    assert cache.metrics().failed_renewals == 1
     assert work() == 1
     finish_renewals()
     assert len(calls) == 2, "not at once"

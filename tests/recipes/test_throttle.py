@@ -141,5 +141,3 @@ def test_a_barrier_and_a_throttle_of_one_function_do_not_meet(cache: Cache) -> N
 def test_each_says_what_it_is_of(cache: Cache) -> None:
     kinds = Lock, RLock, BoundedSemaphore, Averager
     assert [repr(kind(cache, "jobs")) for kind in kinds] == [f"{kind.__name__}('jobs')" for kind in kinds]
-    counted = "damaged=0, unauthenticated=0, missing_files=0, failed_renewals=0, not_kept=0"
-    assert repr(cache.metrics) == f"Metrics({counted})"

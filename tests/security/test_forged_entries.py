@@ -76,7 +76,7 @@ def assert_missing(directory: Path, error: type[DecodeError] = DecodeError, **op
     with closing(Cache(directory, **options)) as cache:
         assert cache.get("a", "missing", expire_time=True, tag=True) == ("missing", None, None)
         assert cache.get("a", "missing") == "missing"
-        assert cache.metrics.damaged + cache.metrics.unauthenticated >= 2
+        assert cache.metrics().damaged + cache.metrics().unauthenticated >= 2
         assert cache["b"] == "two"
     with closing(Cache(directory, strict=True, **options)) as cache, pytest.raises(error, match=rf"{directory}.*'a'"):
         cache.get("a")
@@ -305,7 +305,7 @@ def test_a_checksum_alone_is_no_record(directory: Path) -> None:
         assert name not in cache
         assert cache.get(name, "missing") == "missing"
         assert cache.incr(name) == 1
-        assert cache.metrics.damaged > 0
+        assert cache.metrics().damaged > 0
 
 
 def test_planted_tags_that_cannot_be_decoded(directory: Path) -> None:
@@ -317,7 +317,7 @@ def test_planted_tags_that_cannot_be_decoded(directory: Path) -> None:
             assert cache.get("a", "missing", tag=True) == ("missing", None)
             assert cache.get_entry("a") is None
             assert cache.pop("a", "missing", tag=True) == ("missing", None)
-            assert cache.metrics.damaged == 3
+            assert cache.metrics().damaged == 3
             assert run_steps(cache) == []
         make(directory)
 
@@ -356,7 +356,7 @@ def test_compressed_bombs_are_bounded(directory: Path, monkeypatch: pytest.Monke
     replace(directory, pack_simple(stored, payload), stored)
     with closing(Cache(directory, disk=JSONDisk)) as cache:
         assert cache.get("a", "missing") == "missing"
-        assert cache.metrics.damaged == 1
+        assert cache.metrics().damaged == 1
 
 
 def test_a_warning_is_given_once_and_names_the_key(directory: Path) -> None:
@@ -367,4 +367,4 @@ def test_a_warning_is_given_once_and_names_the_key(directory: Path) -> None:
         with pytest.warns(SignatureWarning, match=rf"{directory}.*'a'.*not authenticated.*said once") as caught:
             assert [cache.get(key) for key in "abab"] == [None] * 4
         assert len(caught) == 1
-        assert cache.metrics.unauthenticated == 4
+        assert cache.metrics().unauthenticated == 4

@@ -300,7 +300,7 @@ def test_a_planted_file_is_a_miss(tmp_path: Path, mode: int, mapped: bool) -> No
             writer.write(hostile)
         plant_mode(cache, "key", mode)
         assert cache.get("key", 5) == 5
-        assert cache.metrics.damaged == 1
+        assert cache.metrics().damaged == 1
         assert len(value_files(tmp_path)) == 1
 
 
@@ -323,7 +323,7 @@ def test_an_empty_file_is_a_miss(tmp_path: Path, mode: int) -> None:
         plant_mode(cache, "key", mode)
         assert cache.get("key", 5) == 5
         assert cache.get("key", 5, mmap=False) == 5
-        assert cache.metrics.damaged == 2
+        assert cache.metrics().damaged == 2
 
 
 @pytest.mark.parametrize("mode", [MODE_ARRAY, MODE_ARROW])

@@ -307,7 +307,7 @@ def test_a_record_that_is_none_reads_as_missing_and_is_mended(directory: Path, v
         assert cache.get("a", "missing") == "missing"
         assert "a" not in cache
         assert cache.get_many(["a", "b"]) == {}
-        assert cache.metrics.damaged > 0
+        assert cache.metrics().damaged > 0
         assert len(cache.check()) == ENTRIES
         cache.check(fix=True)
         assert cache.check() == []

@@ -41,7 +41,7 @@ def test_peekitem_skips_a_misplaced_entry(place: Path) -> None:
     plant(place, "UPDATE entry SET h = h + 4 WHERE k = ?", stored)
     with closing(Cache(place, **DIRECT)) as cache:
         assert cache.peekitem() == ("a", 1)
-        assert cache.metrics.damaged == 1
+        assert cache.metrics().damaged == 1
 
 
 def test_peekitem_skips_the_state_of_computations(place: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_planted_tag_keeps_no_other_from_being_listed(tmp_path: Path, planted:
     plant(tmp_path, "UPDATE entry SET v = ?, tags = ? WHERE h = ?", blob, tags_column(planted), h)
     with closing(Cache(tmp_path, **DIRECT)) as cache:
         assert [usage.name for usage in cache.tags()] == ["tag"]
-        assert cache.metrics.damaged == 1
+        assert cache.metrics().damaged == 1
         assert len(cache.check(fix=True)) == 1
         assert cache.check() == []
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, FanoutCache, Timeout, TransactionError
+from diskcache_like.storage.shards import OWN_DESCRIPTORS
 from diskcache_like.storage.sqlite.connection import PAGE_SIZE
 from diskcache_like.storage.sqlite.reader_pool import MAX_READERS
 from diskcache_like.storage.upkeep import checkpoints
@@ -46,7 +47,7 @@ def opened(directory: Path, kind: str = "one", **settings: Any) -> Cache:
 
 
 def bound(kind: str) -> int:
-    return PER_SHARD * (4 if kind == "fanout" else 1)
+    return PER_SHARD * (4 if kind == "fanout" else 1) + OWN_DESCRIPTORS
 
 
 def run_threads(number: int, work: Callable[[int], None]) -> None:

@@ -296,7 +296,15 @@ PLANTED: dict[str, Callable[[Path, Path], object]] = {
 def test_control_files_that_are_something_else(tmp_path: Path, how: str) -> None:
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious" * 1000)
-    for name in ("cache.lock", "cache.gen", "cache.buffer", "cache.db", "cache.db-wal", "cache.db-shm"):
+    for name in (
+        "cache.lock",
+        "cache.gen",
+        "cache.buffer",
+        "cache.metrics",
+        "cache.db",
+        "cache.db-wal",
+        "cache.db-shm",
+    ):
         directory = tmp_path / f"in {name}"
         make_cache(directory)
         (directory / name).unlink(missing_ok=True)
@@ -311,7 +319,7 @@ def test_control_files_that_are_something_else(tmp_path: Path, how: str) -> None
 def test_a_new_cache_among_what_is_something_else(tmp_path: Path, how: str) -> None:
     precious = tmp_path / "precious"
     precious.write_bytes(b"precious" * 1000)
-    for name in ("cache.lock", "cache.gen", "cache.db"):
+    for name in ("cache.lock", "cache.gen", "cache.db", "cache.metrics"):
         directory = tmp_path / f"in {name}"
         directory.mkdir()
         PLANTED[how](directory / name, precious)
@@ -489,7 +497,7 @@ def test_a_database_that_was_only_begun_is_finished(tmp_path: Path, make: type[C
 @MAKERS
 def test_a_cache_without_its_control_files(tmp_path: Path, make: type[Cache]) -> None:
     make_cache(tmp_path / "cache", make)
-    for pattern in ("cache.gen", "cache.lock", "cache.buffer"):
+    for pattern in ("cache.gen", "cache.lock", "cache.buffer", "cache.metrics"):
         for path in (tmp_path / "cache").rglob(pattern):
             path.unlink()
         assert is_whole(tmp_path / "cache", make)

@@ -227,7 +227,7 @@ def test_a_value_file_that_cannot_be_read_is_a_miss_with_one_warning(make: type[
             assert cache.get("stream", read=True) is None  # with no second warning, which would be an error here
             assert cache.get("array", mmap=True) is None
             assert cache.get_many(["written", 1]) == {1: 1}
-            assert cache.metrics.missing_files == 4
+            assert cache.metrics().missing_files == 4
             assert cache.pop("written") is None
             assert cache[1] == 1
             cache["large", 1] = 5

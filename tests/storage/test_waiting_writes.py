@@ -99,7 +99,7 @@ def test_a_damaged_item_is_counted_once(tmp_path: Path) -> None:
     with Cache(tmp_path, **SMALL) as cache:
         cache["other"] = 1
         assert cache.pull() == (None, None)
-        assert cache.metrics.damaged == 1
+        assert cache.metrics().damaged == 1
 
 
 def test_large_and_small_writes_in_turn_notice_that_the_disk_fills_up(

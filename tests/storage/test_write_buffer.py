@@ -1130,7 +1130,7 @@ def test_a_value_file_that_is_replaced_meanwhile_is_not_missing(
 
     monkeypatch.setattr(reader, "select", replaced)
     assert alone.pop("key", "default") == b"2" * (1 << 17)
-    assert alone.metrics.missing_files == 0
+    assert alone.metrics().missing_files == 0
 
 
 def test_what_is_hot_is_deleted_without_a_look_at_the_database(
@@ -1513,7 +1513,7 @@ def test_damage_that_waits_is_counted_or_raised(tmp_path: Path, strict: bool) ->
                     read()
             else:
                 assert read() is None
-        assert cache.metrics.damaged == 2
+        assert cache.metrics().damaged == 2
         assert cache["first"] == 1
 
 

@@ -21,6 +21,8 @@ IMPORTED_LATE = {
     "cryptography",
     "django",
     "multiprocessing",
+    "opentelemetry",
+    "prometheus_client",
     "redis",
     "rich",
     "zstandard",

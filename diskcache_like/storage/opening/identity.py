@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ...coherence.control_files import check_control_file
+from ...coherence.counts import Counts
 from ...coherence.generations import DEFAULT_SLOTS
 from ...coherence.ring import LEAST_CAPACITY, PAGE
 from ...encoding.keys import is_prime
@@ -73,8 +74,8 @@ class Config:
     recover: bool = True  # set a corrupt database aside and go on empty, instead of raising
     shared: bool = False  # files may belong to, and be written by, others
     claimed: Callable[[], None] = field(default=lambda: None)  # called under the lock before a database is made
-    # Called with the lock held for a write, or to close; gets what adds hits and misses to the shared counts.
-    on_write: Callable[[Callable[[int, int], None]], None] | None = None
+    counts: Counts | None = None  # of all shards
+    counts_keys: bool = True  # whether what is done with keys is counted here, and not where a server's entries are
     encrypt: bool | None = None  # whether the cache must be encrypted, or must not be; None: as it was made
     keyless: bool = False  # for a look at what needs no secret: it is not compared
 

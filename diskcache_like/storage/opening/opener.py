@@ -70,8 +70,6 @@ _COUNTED = (
     Header.WRITTEN,
     Header.CHECKPOINTED,
     Header.VOLUME_DUE,
-    Header.HITS,
-    Header.MISSES,
     Header.EVICTED,
     Header.INTERNAL,
 )

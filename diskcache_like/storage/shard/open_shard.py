@@ -104,6 +104,13 @@ class OpenShard(Limits):
     def open(self) -> None:
         """Open the shard, creating or repairing what has to be; waits for the write lock only in those cases."""
         self._under_mutex(self._open)
+        if self.config.counts is not None:
+            self.config.counts.open(self.settings["metrics_level"])
+
+    def count(self, event: str, number: int = 1) -> None:
+        """Count an event of the cache (coherence/counts.py)."""
+        if self.config.counts is not None:
+            self.config.counts.add(event, number)
 
     def _under_mutex(self, step: Callable[[WriteLock | None], Result]) -> Result:
         may_block()
@@ -137,6 +144,9 @@ class OpenShard(Limits):
     def _use(self, opened: opener.Opened, ring: Ring | None, buffer: int) -> None:
         generations, self.settings, self.identity, self.path, epoch, first_reader = opened
         header, slots, marks = generations.header, generations.slots, generations.marks
+        counts = self.config.counts
+        if counts is not None and self.config.counts_keys:
+            marks.count_in(counts.counters, counts.spaces)
         self.slot_prime = prime_below(len(slots))
         # At once, since a signal handler that reads may come here, too, and close what was assigned before.
         self.generations, self.header, self.slots, self.marks = generations, header, slots, marks

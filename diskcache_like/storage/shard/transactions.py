@@ -19,9 +19,9 @@ from typing import NamedTuple, Protocol
 
 from ...coherence import _native
 from ...coherence.contexts import context, end
-from ...coherence.generations import MAX_WORD, NEVER, UNCOUNTED, Header
+from ...coherence.generations import NEVER, UNCOUNTED, Header
 from ...coherence.ring import Mark
-from ...errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, StorageError, TransactionError
+from ...errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, StorageError, Timeout, TransactionError
 from ...system.blocking import may_block
 from ...system.forks import token_word
 from ...system.signals import suppress
@@ -154,7 +154,6 @@ class Transactions:
             or header[_EPOCH] != shard.epoch
             or header[_BUFFER] != shard.buffer
             or header[_CROSS_SHARD]
-            or shard.config.on_write is not None
             or self.connection.cut_off is not None
         ):
             self._prepare(timeout, removes_expired)
@@ -163,13 +162,18 @@ class Transactions:
 
     def acquire(self, timeout: float | None) -> bool:
         """Acquire the lock of an open shard; return False if another thread has closed the shard just now."""
-        lock = self.shard.lock
+        shard, lock = self.shard, self.shard.lock
         try:
-            lock.acquire(timeout)
+            if lock.acquire(timeout):
+                shard.count("lock_waits")
         except DirectoryError:
-            if self.shard.is_open_with(lock):
+            if shard.is_open_with(lock):
                 raise
             return False
+        except Timeout:
+            if timeout:
+                shard.count("timeouts")
+            raise
         return True
 
     def _prepare(self, timeout: float | None, removes_expired: bool) -> None:
@@ -189,8 +193,6 @@ class Transactions:
         if removes_expired and shard.header[_NEXT_EXPIRE] != NEVER:
             with suppress(DiskFull):  # the write itself will fail if need be
                 self.upkeep.remove_expired_if_due()
-        if shard.config.on_write is not None:
-            shard.config.on_write(self.count_uses)
 
     def mend(self) -> None:
         """Mend what a holder of the write lock left half done; the lock is held, nothing is written under it yet."""
@@ -241,12 +243,6 @@ class Transactions:
             return
         self.mend()
         self.upkeep.flush_buffer()
-
-    def count_uses(self, hits: int, misses: int) -> None:
-        """Add to the shared counters; the write lock is held."""
-        header = self.shard.header
-        header[Header.HITS] = (header[Header.HITS] + hits) & MAX_WORD
-        header[Header.MISSES] = (header[Header.MISSES] + misses) & MAX_WORD
 
     @context
     def locked(self, timeout: float | None, flushes: bool = True) -> Generator[bool, None, None]:

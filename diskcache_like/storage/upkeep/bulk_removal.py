@@ -18,6 +18,7 @@ VACUUMED = 512  # removed entries from which on free pages are given back
 Selection = Literal["any", "tagged", "expired"]
 Parameters = Callable[[], tuple[object, ...]]
 _SELECTIONS = {"any": sql.SELECT_ANY, "tagged": sql.SELECT_TAGGED, "expired": sql.SELECT_EXPIRED}
+_EVENTS = {"any": "evicted_by_clear", "tagged": "evicted_by_tag", "expired": "evicted_expired"}
 
 
 class BulkRemoval:
@@ -43,6 +44,7 @@ class BulkRemoval:
                 if which == "any":
                     removed = self._maintenance.empty_buffer(timeout) or self._remove_all(timeout)
                 removed = self._remove_selected(_SELECTIONS[which], parameters, timeout, removed)
+        self._shard.count(_EVENTS[which], removed)
         if removed > VACUUMED:
             # What is removed is removed, though nobody can give the room back just now: its pages take the next rows.
             with contextlib.suppress(Timeout, DiskFull), self._transactions.locked(timeout) as locked:
@@ -117,6 +119,7 @@ class BulkRemoval:
     def _cull(self, timeout: float | None) -> int:
         before = self._evictor.evicted
         removed = self._remove_selected(sql.SELECT_EXPIRED, lambda: (self._shard.now(),), timeout)
+        self._shard.count("evicted_expired", removed)
         try:
             while self._shard.policy.evicts and self._evict_excess(timeout):
                 pass

@@ -112,7 +112,7 @@ class Evictor:
         most = remover.entries_in(excess, volume)
         most = min(most, SLICE if most >= RARE else FEW)
         places = remover.select(sql.SELECT_EXPIRED, (self._shard.now(),), most)
-        removed = len(remover.delete(places, locked=True)) if places else self._evict(most)
+        removed = self._delete_expired(places) if places else self._evict(most)
         self._trash.empty()
         return removed
 
@@ -203,13 +203,18 @@ class Evictor:
             places = remover.select(sql.SELECT_EXPIRED, (self._shard.now(),)) if more_expired else []
             more_expired = len(places) == BATCH
             if places:
-                remover.delete(places, locked=txn is None)
+                self._delete_expired(places)
             elif not self._evict(wanted, spared):
                 break
             if txn is None:
                 self._trash.empty()
             else:
                 txn.evicted = True
+
+    def _delete_expired(self, places: Sequence[int]) -> int:
+        removed = len(self.remover.delete(places, locked=self._connection.txn is None))
+        self._shard.count("evicted_expired", removed)
+        return removed
 
     def evict_excess(self) -> int:
         """Remove a batch of live entries if there is too much; return how many."""
@@ -236,6 +241,7 @@ class Evictor:
             evicted = self._carry_out(choice)
             self._victims.settle(choice, unmoved)
             header[Header.EVICTED] = header[Header.EVICTED] + evicted & MAX_WORD
+            self._shard.count("evicted_for_room", evicted)
             self.evicted += evicted
         return len(choice.evicted)
 

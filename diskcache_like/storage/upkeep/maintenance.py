@@ -140,7 +140,7 @@ class Maintenance:
         self.flush_buffer()
         places = self.remover.select(sql.SELECT_EXPIRED, (now,), limit)
         if places:
-            self.remover.delete(places, locked=True)
+            shard.count("evicted_expired", len(self.remover.delete(places, locked=True)))
         ((earliest,),) = self._connection.select(sql.MIN_EXPIRE)
         next_sweep = self.trash.sweep_if_due(now)
         next_expiry = NEVER if earliest is None else microseconds(earliest)

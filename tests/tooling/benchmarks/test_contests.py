@@ -29,11 +29,11 @@ TAKES: dict[str, float] = {
     "lru": 1.5,
     "lfu": 1.25,
 }
-TAKES |= {"statistics": 0.5, "ours small": 1, "ours large": 3, "ours limited": 3, "ours unlimited": 2}
+TAKES |= {"off": 2, "ours small": 1, "ours large": 3, "ours limited": 3, "ours unlimited": 2}
 KINDS = {"get_each": 10, "get_many": 2, "set_each": 20, "set_many": 4}
 EXPECTED: dict[str, dict[str, float]] = {
     "operations": {"hot_get": 4, "cold_get": 2, "set": 4, "delete": 4},
-    "policies": {"lru": 50, "lfu": 25, "statistics": -50},
+    "policies": {"lru": 50, "lfu": 25, "metrics": -50},
     "bulk": {"get_many": 5, "set_many": 20},
     "peers": {"hot_get_memcached": 6, "set_memcached": 6, "hot_get_redis": 8, "set_redis": 8},
     "buffered": {"incr": 4, "set_lmdb": 0.5, "classic_lmdb": 4},

@@ -1,0 +1,387 @@
+"""Metrics: every count of every process is in the sums, whatever ends a process, and nothing else depends on them."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from diskcache_like import Cache, FanoutCache, Timeout, UnsafeDirectory
+from diskcache_like.coherence import counts
+from diskcache_like.coherence._native import Counters
+from diskcache_like.coherence.counts import BUCKETS, NAME, bounds_of
+from diskcache_like.entries.metrics import Metrics, SpaceMetrics, Times
+from diskcache_like.entries.timing import SAMPLE
+
+from ..support.small_disks import MEBIBYTE, NotPermitted, mounted
+from ..support.workers import Crew, Link, forked
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has the locks that rows need")
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    with Crew() as made:
+        yield made
+
+
+@pytest.fixture(params=["cache", "fanout"])
+def cache(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Cache]:
+    kind = Cache if request.param == "cache" else lambda path: FanoutCache(path, shards=3)
+    with kind(tmp_path) as made:
+        yield made
+
+
+def test_what_is_done_is_counted_by_space(cache: Cache) -> None:
+    cache.set_many({f"user:{number}": number for number in range(4)})
+    cache["plain"] = cache[1] = 0
+    assert [cache.get(f"user:{number}") for number in range(6)] == [0, 1, 2, 3, None, None]
+    assert cache.get("page:1") is cache.get("page:1") is None  # the second one from memory
+    cache.incr("user:0")
+    assert (cache.delete("user:1"), cache.delete("user:9"), cache.pop("user:2")) == (True, False, 2)
+    found = cache.metrics()
+    assert found.spaces == {
+        "": SpaceMetrics(sets=2),
+        "user": SpaceMetrics(hot=0, disk=4, misses=2, sets=5, deletes=2),
+        "page": SpaceMetrics(misses=2),
+    }
+    assert (found.hits, found.misses, found.hit_rate, found.entries) == (4, 4, 0.5, len(cache))
+    assert found.total == SpaceMetrics(disk=4, misses=4, sets=7, deletes=2)
+
+
+def test_a_namespace_has_counts_of_its_own(cache: Cache) -> None:
+    outer, user = cache.namespace("outer"), cache.namespace("user")
+    inner = outer.namespace("inner")
+    cache["user:1"] = outer["key"] = inner["key"] = user["key"] = 1
+    assert inner["key"] == 1
+    assert inner.metrics().spaces == {"outer/inner/": SpaceMetrics(hot=1, sets=1)}
+    assert outer.metrics().spaces == {"outer/": SpaceMetrics(sets=1), **inner.metrics().spaces}
+    assert cache.metrics().spaces.keys() == {"user", "user/", "outer/", "outer/inner/"}
+
+
+def test_a_function_is_a_space(cache: Cache) -> None:
+    @cache.memoize(name="square")
+    def square(number: int) -> int:
+        return number * number
+
+    assert [square(2), square(2)] == [4, 4]
+    (space,) = cache.metrics().spaces.values()
+    assert (space.hits, space.misses, space.sets) == (1, 1, 1)
+
+
+def test_tiers_and_reasons(tmp_path: Path) -> None:
+    now = [1000.0]
+    with Cache(tmp_path, clock=lambda: now[0], cull_limit=0) as cache:
+        cache.set("a", 1, expire=10)
+        cache.set("b", 1, expire=10, tag="t")
+        cache.set("c", 1, tag="t")
+        with Cache(tmp_path, clock=lambda: now[0]) as other:
+            assert (other["a"], other["a"]) == (1, 1)
+        now[0] += 20
+        assert (cache.get("a"), cache.get("d")) == (None, None)
+        assert cache.evict("t") == 1  # the other one has expired
+        cache.expire()
+        cache["e"] = 1
+        cache.clear()
+        found = cache.metrics()
+        assert found.total == SpaceMetrics(hot=1, disk=1, misses=2, expired=1, sets=4)
+        assert found.evicted == {"room": 0, "expiry": 1, "tag": 1, "clear": 1}
+
+
+def test_evictions_are_counted(tmp_path: Path) -> None:
+    with Cache(tmp_path, size_limit=MEBIBYTE) as cache:
+        for number in range(3000):
+            cache[number] = os.urandom(1000)
+        cache.flush()
+        assert cache.metrics().evicted["room"] == 3000 - len(cache) > 0
+
+
+# -- several processes --------------------------------------------------------------------------------------------------
+
+
+def work(link: Link, number: int, directory: Path, kind: str) -> None:
+    cache = Cache(directory) if kind == "cache" else FanoutCache(directory, shards=2)
+    link.tell()
+    link.hear()
+    for turn in range(100_000):
+        cache[f"worker:{number}"] = turn
+        assert cache.get(f"worker:{number}") == turn
+        link.tell(turn + 1)
+
+
+@linux
+@pytest.mark.parametrize("kind", ["cache", "fanout"])
+def test_what_killed_processes_have_counted_is_in_the_sums(crew: Crew, tmp_path: Path, kind: str) -> None:
+    chance = random.Random(kind)
+    acknowledged = killed = 0
+    with Cache(tmp_path) if kind == "cache" else FanoutCache(tmp_path, shards=2) as cache:
+        for _ in range(3):
+            workers = crew.start_many(8, work, tmp_path, kind)
+            crew.together(workers)
+            for worker in chance.sample(workers, len(workers)):
+                turns = [worker.hear() for _ in range(chance.randrange(1, 40))]
+                worker.kill()
+                killed += 1
+                acknowledged += max([*turns, *said(worker.link)])
+        found = cache.metrics().spaces["worker"]
+        assert acknowledged <= found.hits <= acknowledged + killed
+        assert acknowledged <= found.sets <= acknowledged + killed
+        assert Path(tmp_path, NAME).stat().st_blocks * 512 <= (2 + 9) * 8192 + 65536, "rows are used again"
+
+
+def said(link: Link) -> Iterator[int]:
+    """Yield what a dead worker has said and nobody has heard."""
+    with suppress(EOFError):
+        while link.connection.poll(0):
+            yield link.connection.recv()[1]
+
+
+@linux
+def test_a_forked_child_counts_in_a_row_of_its_own(cache: Cache) -> None:
+    cache["shared:1"] = 1
+
+    def child(_: Link) -> None:
+        for _turn in range(10):
+            assert cache["shared:1"] == 1  # from the memory that it inherited
+        cache["shared:2"] = 2
+
+    assert cache["shared:1"] == 1
+    with forked(child) as worker:
+        worker.result()
+    assert cache["shared:1"] == 1
+    found = cache.metrics()
+    assert found.spaces["shared"] == SpaceMetrics(hot=12, sets=2)
+    assert found.handles == 2
+
+
+@linux
+def test_what_is_counted_while_a_handle_is_closed_is_not_lost(cache: Cache) -> None:
+    cache["key"] = 1
+    cache.close()
+    assert cache["key"] == 1
+    assert cache.metrics().total == SpaceMetrics(disk=1, sets=1)
+    cache.close()
+    with Cache(cache.directory) if type(cache) is Cache else FanoutCache(cache.directory, shards=3) as other:
+        assert other.metrics().total == SpaceMetrics(disk=1, sets=1)
+
+
+@linux
+def test_handles_without_a_row_count_for_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counts, "_ROWS", 1)
+    with Cache(tmp_path) as first, Cache(tmp_path) as second:
+        first["a:1"] = 1
+        second["b:1"] = 1
+        assert first.metrics().total.sets == second.metrics().total.sets == 1
+        first.close()
+        second.close()
+        second["c:1"] = 1
+        assert second.metrics().total.sets == 3, "the row was free, and what it has not told yet is told"
+
+
+# -- beginning anew -----------------------------------------------------------------------------------------------------
+
+
+def test_a_reset_begins_anew_for_all(tmp_path: Path) -> None:
+    with Cache(tmp_path) as one, Cache(tmp_path) as two:
+        one["a:1"] = two["a:2"] = 1
+        assert one.metrics(reset=True).total.sets == 2
+        assert two.metrics().total.sets == one.metrics().total.sets == 0
+        two["a:2"] = 2
+        assert one.metrics().total.sets == 1
+
+
+def test_what_was_done_since_an_earlier_look(cache: Cache) -> None:
+    cache["a:1"] = cache["b:1"] = 1
+    before = cache.metrics()
+    cache["b:1"] = 2
+    cache["b:2"] = 2
+    done = cache.metrics().since(before)
+    assert (done.spaces, done.total.sets, done.entries) == ({"b": SpaceMetrics(sets=2)}, 2, 3)
+
+
+def test_stats_counts_while_it_is_switched_on(cache: Cache) -> None:
+    cache["key"] = 1
+    assert (cache["key"], cache.stats()) == (1, (0, 0))
+    assert (cache["key"], cache.get("absent")) == (1, None)
+    assert cache.stats(enable=False) == (1, 1)
+    assert (cache["key"], cache.stats()) == (1, (1, 1))
+    assert (cache["key"], cache.stats(reset=True), cache.stats()) == (1, (2, 1), (0, 0))
+    cache.reset("statistics", 0)
+    assert (cache["key"], cache.stats()) == (1, (0, 0))
+
+
+# -- how much is counted ------------------------------------------------------------------------------------------------
+
+
+def test_off_makes_no_file_and_counts_this_handle(tmp_path: Path) -> None:
+    with Cache(tmp_path, metrics_level="off") as cache:
+        cache["user:1"] = 1
+        assert (cache["user:1"], cache.get("user:2")) == (1, None)
+        assert cache.metrics().spaces == {"": SpaceMetrics(hot=1, misses=1, sets=1)}
+        assert not (tmp_path / NAME).exists()
+        cache.reset("metrics_level", "counts")
+        assert (cache["user:1"], cache.metrics().total.hits) == (1, 2)
+
+
+def test_full_tells_how_long_calls_took(cache: Cache) -> None:
+    cache["key"] = 1
+    assert cache.metrics().times == {}
+    cache.reset("metrics_level", "full")
+    for number in range(3 * SAMPLE):
+        cache[number] = number
+        assert cache[number] == number
+        assert cache.get(-1 - number) is None
+        cache.delete(number)
+    found = cache.metrics().times
+    assert {name: times.count for name, times in found.items() if name != "lock"} == {
+        "hot": 3, "get": 3 * SAMPLE, "set": 3 * SAMPLE, "delete": 3 * SAMPLE,
+    }  # fmt: skip
+    for times in (found["get"], found["set"]):
+        assert 0 < times.percentile(0) <= times.percentile(50) <= times.percentile(99.9) < 100
+    assert cache.metrics().total.hits == 3 * SAMPLE
+    cache.reset("metrics_level", "counts")
+    before = cache.metrics(reset=True)
+    cache["more"] = 1
+    assert cache.metrics().times == {} != before.times
+
+
+def test_a_time_is_told_to_six_percent() -> None:
+    counters = Counters()
+    for time in [0, 1, 63, 64, 65, 1000, 123_456, 10**9, 99 * 10**9, 10**15]:
+        row = bytearray(8 * BUCKETS)
+        counters.attach(row, 0, BUCKETS)
+        counters.observe(0, time)
+        (bucket,) = [index for index, count in enumerate(memoryview(row).cast("Q")) if count]
+        low, high = bounds_of(bucket)
+        assert low <= min(time, 2**37 - 1) < high
+        assert bucket == 0 or (high - low) / low <= 1 / 16
+        assert low / 1e9 <= Times(list(memoryview(row).cast("Q"))).percentile(50) <= high / 1e9
+
+
+def test_waits_for_the_lock_are_counted(tmp_path: Path) -> None:
+    with Cache(tmp_path) as one, Cache(tmp_path, timeout=0.01) as two:
+        with one.transact():
+            one["key"] = 1
+            with pytest.raises(Timeout):
+                two.set("key", 2)
+        found = one.metrics()
+        assert (found.timeouts, found.lock_waits) == (1, 0)
+
+
+# -- spaces -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "space"),
+    [
+        ("a:b:c", "a"), (":1:key", ""), (":1:a:b", "a"), (":12:a:", "a"), ("::a:", ""), (":1:", ""), (":1a:b", ""), ("a/b:1", ""),
+        (":" + "1" * 60, ""), ("x" * 47 + ":1", "x" * 47), ("x" * 48 + ":1", ""), ("é:1", "é"), ("", ""),
+        (("f", 1), "f"), (("f:x", 1), "f"), (("f", "a:b"), "f"), ((1, "a:b"), ""), (("f" * 60, 1), ""), (("", ":"), ""),
+        (b"a:1", ""), (1.5, ""), (None, ""), (frozenset(["a:1"]), ""), ("z" * 70_000 + ":", None), ("a:" + "b" * 300, "a"),
+    ],
+)  # fmt: skip
+def test_which_space_a_key_is_in(tmp_path: Path, key: Any, space: str | None) -> None:
+    with Cache(tmp_path) as cache:
+        if space is None:
+            return
+        cache[key] = 1
+        assert list(cache.metrics().spaces) == [space]
+
+
+@linux
+def test_more_spaces_than_there_are_names_for_are_counted_together(tmp_path: Path) -> None:
+    with Cache(tmp_path) as one, Cache(tmp_path) as two:
+        for number in range(50):
+            one[f"one{number}:1"] = two[f"two{number}:1"] = 1
+        found = one.metrics()
+        assert len(found.spaces) == counts.SPACES - counts.FIRST_NAME + 1
+        assert found.total.sets == 100
+        assert found.spaces["(other)"].sets == 100 - (counts.SPACES - counts.FIRST_NAME)
+        assert two.metrics() == found
+
+
+def test_no_name_of_an_encrypted_cache_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    with Cache(tmp_path, encrypt=True, secret=b"s" * 32) as cache:
+        cache["customer-name:1"] = 1
+        cache.namespace("hidden-name")["key"] = 1
+        assert cache.metrics().spaces == {"": SpaceMetrics(sets=2)}
+    with Cache(tmp_path, secret=b"s" * 32) as cache:
+        assert cache["customer-name:1"] == 1
+    assert b"-name" not in (tmp_path / NAME).read_bytes() if (tmp_path / NAME).exists() else True
+
+
+# -- what may be wrong with the file ------------------------------------------------------------------------------------
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(random.Random(1).randbytes(counts._SIZE))
+
+
+def ones(path: Path) -> None:
+    path.write_bytes(b"\xff" * counts._SIZE)
+
+
+def names(path: Path) -> None:
+    path.write_bytes(
+        counts._MAGIC.to_bytes(8, sys.byteorder) + b"\xff" * 8 + bytes(4080) + b"\x40\x1b[2J\xff<script>" * 400
+    )
+
+
+@pytest.mark.parametrize("harm", [garbage, ones, names, lambda path: path.write_bytes(b""), lambda path: path.unlink()])
+def test_a_damaged_file_makes_counts_wrong_and_nothing_else(tmp_path: Path, harm: Any) -> None:
+    with Cache(tmp_path) as cache:
+        cache["a:1"] = 1
+    if (tmp_path / NAME).exists():
+        harm(tmp_path / NAME)
+    with Cache(tmp_path, metrics_level="full") as cache:
+        assert cache["a:1"] == 1
+        cache["b:1"] = 2
+        found = cache.metrics()
+        assert isinstance(found, Metrics)
+        assert "<script>" not in found._repr_html_()
+        cache.metrics(reset=True)
+        assert (cache["b:1"], cache.metrics().hits) == (2, 1)
+        assert cache.check() == []
+
+
+@linux
+@pytest.mark.parametrize("kind", ["link", "pipe", "second name"])
+def test_a_file_that_others_may_control_is_refused(tmp_path: Path, kind: str) -> None:
+    with Cache(tmp_path / "cache") as cache:
+        cache["a:1"] = 1
+    path, elsewhere = tmp_path / "cache" / NAME, tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"precious")
+    path.unlink()
+    if kind == "link":
+        path.symlink_to(elsewhere)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        os.link(elsewhere, path)
+    with pytest.raises(UnsafeDirectory, match=NAME):
+        Cache(tmp_path / "cache")
+    assert elsewhere.read_bytes() == b"precious"
+
+
+@linux
+def test_on_a_full_disk_a_handle_counts_for_itself(tmp_path: Path) -> None:
+    try:
+        with mounted(tmp_path / "disk", 4 * MEBIBYTE) as disk, Cache(disk.path / "cache") as first:
+            first["a:1"] = 1
+            disk.fill()
+            with Cache(disk.path / "cache", metrics_level="full") as second:
+                assert second["a:1"] == 1
+                assert (second.metrics().hits, first.metrics().hits) == (1, 0)
+                disk.empty()
+                second.close()
+                assert second["a:1"] == 1
+                assert first.metrics().hits == 2
+    except NotPermitted as error:
+        pytest.skip(str(error))
