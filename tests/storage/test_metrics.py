@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
-from diskcache_like import Cache, FanoutCache, Timeout, UnsafeDirectory
+from diskcache_like import Cache, DiskFull, FanoutCache, Index, Timeout, UnsafeDirectory
 from diskcache_like.coherence import counts
 from diskcache_like.coherence._native import Counters
+from diskcache_like.coherence.byte_locks import ByteLocks
 from diskcache_like.coherence.counts import BUCKETS, NAME, bounds_of
 from diskcache_like.entries.metrics import Metrics, SpaceMetrics, Times
 from diskcache_like.entries.timing import SAMPLE
+from prove.children import played
+from prove.signals.stepping import interrupted, places_in
 
+from ..support.leaks import open_descriptors
 from ..support.small_disks import MEBIBYTE, NotPermitted, mounted
 from ..support.workers import Crew, Link, forked
 
@@ -102,6 +110,19 @@ def test_evictions_are_counted(tmp_path: Path) -> None:
         assert cache.metrics().evicted["room"] == 3000 - len(cache) > 0
 
 
+@pytest.mark.parametrize("value", [1, b"x" * 40_000], ids=["small", "file"])
+def test_what_is_taken_from_a_queue_or_an_end_is_removed(cache: Cache, value: Any) -> None:
+    for _ in range(3):
+        cache.push(value)
+    cache.push(value, expire=0, side="front")
+    assert cache.pull()[1] == value
+    with cache.transact():
+        assert cache.pull()[1] == value
+    assert Index.fromcache(cache).popitem()[1] == value
+    assert cache.metrics().total == SpaceMetrics(sets=4, deletes=3)
+    assert cache.metrics().evicted["expiry"] == 1
+
+
 # -- several processes --------------------------------------------------------------------------------------------------
 
 
@@ -182,6 +203,85 @@ def test_handles_without_a_row_count_for_themselves(tmp_path: Path, monkeypatch:
         second.close()
         second["c:1"] = 1
         assert second.metrics().total.sets == 3, "the row was free, and what it has not told yet is told"
+
+
+def test_what_was_not_told_yet_is_kept_while_there_is_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counts, "_ROWS", 1)
+    with Cache(tmp_path) as first, Cache(tmp_path) as second:
+        for number in range(3):
+            second["key"] = number
+            second.close()
+        assert first.metrics().total.sets == 0
+        assert second.metrics().total.sets == 3
+
+
+@linux
+def test_a_handle_is_not_closed_while_another_thread_reads_the_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, closing = counts._read, list[threading.Thread]()
+    with Cache(tmp_path) as cache:
+        cache["key"] = 1
+        close = cache._handle.counts.close
+
+        def read_slowly(descriptor: int, *where: int) -> Any:
+            if not closing:
+                closing.append(threading.Thread(target=close))
+                closing[0].start()
+                in_thread(close, False)  # as the garbage collector does, which waits for nobody
+            assert os.fstat(descriptor).st_size == counts._SIZE
+            return read(descriptor, *where)
+
+        monkeypatch.setattr(counts, "_read", read_slowly)
+        assert cache.metrics().total.sets == 1
+        closing[0].join()
+        assert cache._handle.counts._descriptor == -1
+
+
+@linux
+def test_opening_and_closing_may_be_interrupted_anywhere(tmp_path: Path) -> None:
+    played(partial(interrupt_opening, tmp_path))  # in a process of its own, since opening may leave a descriptor open
+
+
+def interrupt_opening(tmp_path: Path) -> None:
+    made = counts.Counts(str(tmp_path), lambda start: start.decode())
+
+    def use() -> None:
+        made.open("counts")
+        made.add("handles")
+        made.close()
+
+    use()
+    for number in range(1, places_in(use) + 1):
+        error = interrupted(use, number)
+        in_thread(use)  # which would wait if the lock was held, or be left out
+        other = ByteLocks(tmp_path / NAME)
+        assert other.hold(0, other), (number, error)
+        other.close()
+        del error
+
+
+def in_thread(call: Callable[..., object], *arguments: Any) -> None:
+    thread = threading.Thread(target=call, args=arguments)
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+@linux
+@pytest.mark.parametrize("level", ["counts", "full"])
+def test_a_dropped_cache_keeps_nothing_open_until_garbage_is_collected(tmp_path: Path, level: str) -> None:
+    cache = Cache(tmp_path, metrics_level=level)
+    cache["key"] = 1
+    assert cache["key"] == 1
+    gc.collect()
+    gc.disable()
+    try:
+        del cache
+        assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+        assert not [name for name in open_descriptors().values() if str(tmp_path) in name]
+    finally:
+        gc.enable()
 
 
 # -- beginning anew -----------------------------------------------------------------------------------------------------
@@ -271,7 +371,7 @@ def test_waits_for_the_lock_are_counted(tmp_path: Path) -> None:
             with pytest.raises(Timeout):
                 two.set("key", 2)
         found = one.metrics()
-        assert (found.timeouts, found.lock_waits) == (1, 0)
+        assert (found.timeouts, found.lock_waits) == (1, 1)
 
 
 # -- spaces -------------------------------------------------------------------------------------------------------------
@@ -283,13 +383,11 @@ def test_waits_for_the_lock_are_counted(tmp_path: Path) -> None:
         ("a:b:c", "a"), (":1:key", ""), (":1:a:b", "a"), (":12:a:", "a"), ("::a:", ""), (":1:", ""), (":1a:b", ""), ("a/b:1", ""),
         (":" + "1" * 60, ""), ("x" * 47 + ":1", "x" * 47), ("x" * 48 + ":1", ""), ("é:1", "é"), ("", ""),
         (("f", 1), "f"), (("f:x", 1), "f"), (("f", "a:b"), "f"), ((1, "a:b"), ""), (("f" * 60, 1), ""), (("", ":"), ""),
-        (b"a:1", ""), (1.5, ""), (None, ""), (frozenset(["a:1"]), ""), ("z" * 70_000 + ":", None), ("a:" + "b" * 300, "a"),
+        (b"a:1", ""), (1.5, ""), (None, ""), (frozenset(["a:1"]), ""), ("a:" + "b" * 300, "a"),
     ],
 )  # fmt: skip
-def test_which_space_a_key_is_in(tmp_path: Path, key: Any, space: str | None) -> None:
+def test_which_space_a_key_is_in(tmp_path: Path, key: Any, space: str) -> None:
     with Cache(tmp_path) as cache:
-        if space is None:
-            return
         cache[key] = 1
         assert list(cache.metrics().spaces) == [space]
 
@@ -304,6 +402,62 @@ def test_more_spaces_than_there_are_names_for_are_counted_together(tmp_path: Pat
         assert found.total.sets == 100
         assert found.spaces["(other)"].sets == 100 - (counts.SPACES - counts.FIRST_NAME)
         assert two.metrics() == found
+
+
+@linux
+def test_keys_that_begin_with_many_texts_do_not_have_the_file_read_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cache(tmp_path) as cache:
+        for number in range(counts.SPACES):
+            cache[f"{number}:key"] = 1
+        monkeypatch.setattr(counts.Counts, "_read_names", None)
+        for number in range(2 * counts._KNOWN):
+            cache[f"{number}:key"] = 1
+        assert len(cache._handle.counts._known) <= counts._KNOWN
+        monkeypatch.undo()
+        assert cache.metrics().spaces["0"].sets == 2
+
+
+@pytest.mark.parametrize("level", ["off", "counts"])
+def test_the_space_of_a_text_is_looked_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str) -> None:
+    with Cache(tmp_path, metrics_level=level) as cache:
+        spaces = cache._handle.counts
+        asked = mock.Mock(side_effect=spaces._name_of)
+        monkeypatch.setattr(spaces, "_name_of", asked)
+        for number in range(20):
+            cache[f"a:{number}"] = cache[f"b/c:{number}"] = cache[number] = 1
+        assert asked.call_count == 2
+
+
+def test_a_namespace_with_a_long_name_has_counts_of_its_own(cache: Cache) -> None:
+    outer = cache.namespace("o" * 90)
+    inner, other = outer.namespace("i" * 90), outer.namespace("j" * 90)
+    outer["key"] = inner["key"] = inner["more"] = other["key"] = 1
+    assert (inner.metrics().total.sets, other.metrics().total.sets, outer.metrics().total.sets) == (2, 1, 4)
+
+
+def test_no_key_hides_the_counts_of_another_space(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        for number in range(counts.SPACES):
+            cache[f"{number}:key"] = 1
+        cache.close()
+    (tmp_path / NAME).unlink(missing_ok=True)
+    with cache:
+        cache["(other):key"] = 1
+        for number in range(counts.SPACES):
+            cache[f"{number}:key"] = 1
+        assert cache.metrics().total.sets == 1 + counts.SPACES
+
+
+@linux
+def test_a_handle_does_not_take_the_names_of_one_file_for_those_of_another(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        cache["a:1"] = cache["b:1"] = 1
+        cache.close()
+        (tmp_path / NAME).unlink()
+        cache["b:1"] = cache["a:1"] = cache["a:1"] = 1
+        assert {name: space.sets for name, space in cache.metrics().spaces.items()} == {"a": 2, "b": 1}
 
 
 def test_no_name_of_an_encrypted_cache_is_written(tmp_path: Path) -> None:
@@ -379,6 +533,8 @@ def test_on_a_full_disk_a_handle_counts_for_itself(tmp_path: Path) -> None:
             with Cache(disk.path / "cache", metrics_level="full") as second:
                 assert second["a:1"] == 1
                 assert (second.metrics().hits, first.metrics().hits) == (1, 0)
+                with pytest.raises(DiskFull):
+                    first.metrics(reset=True)
                 disk.empty()
                 second.close()
                 assert second["a:1"] == 1
