@@ -215,19 +215,16 @@ class Counts:
                 self.counters.add(index, count)
         return True
 
-    def _leave_row(self, gives_back: bool = True) -> None:
-        """Count in memory of this process's own from now on, and only then let others have the row.
-
-        `gives_back`: it is this process's row, and not that of its parent.
-        """
-        locks = self._locks
+    def _leave_row(self) -> None:
+        """Count in memory of this process's own from now on, and only then let others have the row."""
+        locks, is_parents = self._locks, self._token != process_token()
         self._token = -1
         if not self._own:
             own = bytearray(8 * _LENGTH)
             self.counters.attach(own, 0, _LENGTH)
             self._own = own
         if locks is not None:
-            if gives_back:
+            if not is_parents:
                 locks.let_go_of_all(self)  # also while a mapping, which has a descriptor of its own, is not gone yet
             locks.close()
             self._locks = None  # last, so that whoever calls this next ends what a signal handler has cut short
@@ -236,7 +233,7 @@ class Counts:
         """Leave the row, and what was not added to one yet, to the parent; the child has one thread as yet."""
         self._lock = threading.RLock()
         self._own = bytearray()
-        self._leave_row(gives_back=False)
+        self._leave_row()
 
     # -- counting -----------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import random
@@ -63,6 +64,28 @@ def test_what_is_done_is_counted_by_space(cache: Cache) -> None:
     assert found.total == SpaceMetrics(disk=4, misses=4, sets=7, deletes=2)
 
 
+def test_entries_with_files_are_counted_as_others_are(cache: Cache) -> None:
+    cache["a:1"] = cache["a:2"] = b"x" * 40_000
+    with cache.get("a:1", read=True) as file:
+        assert file.read(1) == b"x"
+    assert cache.touch("a:1", expire=60)
+    assert (cache.delete("a:1"), cache.delete("a:1"), cache.pop("a:2")) == (True, False, b"x" * 40_000)
+    assert cache.metrics().total == SpaceMetrics(disk=1, sets=3, deletes=2)
+
+
+def test_each_way_to_read_counts_once(cache: Cache) -> None:
+    cache.set_many({f"a:{number}": number for number in range(3)})
+    cache.set("a:old", 1, expire=0)
+    assert cache.get_many(["a:0", "a:1", "a:none", "a:old"]) == {"a:0": 0, "a:1": 1}
+    assert cache.get_many(["a:0", "a:1"]) == {"a:0": 0, "a:1": 1}
+    assert cache.get("a:2", expire_time=True) == (2, None)
+    assert cache.get("a:old", expire_time=True) == (None, None)
+    assert cache.get_or_set("a:2", int) == 2
+    assert cache.get_or_set("a:new", int) == 0
+    assert "a:0" in cache
+    assert list(cache.metrics().spaces.values()) == [SpaceMetrics(hot=2, disk=4, misses=4, expired=2, sets=5)]
+
+
 def test_a_namespace_has_counts_of_its_own(cache: Cache) -> None:
     outer, user = cache.namespace("outer"), cache.namespace("user")
     inner = outer.namespace("inner")
@@ -112,6 +135,9 @@ def test_evictions_are_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [1, b"x" * 40_000], ids=["small", "file"])
 def test_what_is_taken_from_a_queue_or_an_end_is_removed(cache: Cache, value: Any) -> None:
+    cache.push(value)
+    assert cache.pull()[1] == value
+    assert cache.metrics(reset=True).total == SpaceMetrics(sets=1, deletes=1)
     for _ in range(3):
         cache.push(value)
     cache.push(value, expire=0, side="front")
@@ -168,8 +194,10 @@ def test_a_forked_child_counts_in_a_row_of_its_own(cache: Cache) -> None:
     cache["shared:1"] = 1
 
     def child(_: Link) -> None:
+        before = counts_of_row(cache, 0)
         for _turn in range(10):
             assert cache["shared:1"] == 1  # from the memory that it inherited
+        assert counts_of_row(cache, 0) == before, "that row is the parent's"
         cache["shared:2"] = 2
 
     assert cache["shared:1"] == 1
@@ -179,6 +207,27 @@ def test_a_forked_child_counts_in_a_row_of_its_own(cache: Cache) -> None:
     found = cache.metrics()
     assert found.spaces["shared"] == SpaceMetrics(hot=12, sets=2)
     assert found.handles == 2
+
+
+def counts_of_row(cache: Cache, row: int) -> bytes:
+    file = Path(cache.directory, NAME).read_bytes()
+    return file[counts._offset_of(row) :][: 8 * counts._TIMES_AT]
+
+
+@linux
+def test_a_child_that_was_forked_from_c_leaves_the_row_to_its_parent(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        cache["key"] = 1
+        child = ctypes.PyDLL(None).fork()
+        if not child:
+            with suppress(BaseException):
+                cache["key"] = 2
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert cache.metrics().total.sets == 2
+        other = ByteLocks(tmp_path / NAME)
+        assert not other.hold(0, other), "the row is still the parent's"
+        other.close()
 
 
 @linux
@@ -465,7 +514,8 @@ def test_no_name_of_an_encrypted_cache_is_written(tmp_path: Path) -> None:
     with Cache(tmp_path, encrypt=True, secret=b"s" * 32) as cache:
         cache["customer-name:1"] = 1
         cache.namespace("hidden-name")["key"] = 1
-        assert cache.metrics().spaces == {"": SpaceMetrics(sets=2)}
+        cache.set_many(dict.fromkeys(range(1000), 1))  # stored under random bytes, some of which look like a text
+        assert cache.metrics().spaces == {"": SpaceMetrics(sets=1002)}
     with Cache(tmp_path, secret=b"s" * 32) as cache:
         assert cache["customer-name:1"] == 1
     assert b"-name" not in (tmp_path / NAME).read_bytes() if (tmp_path / NAME).exists() else True
