@@ -28,6 +28,7 @@ import mmap
 import os
 import sys
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -79,6 +80,7 @@ _UNUSED: Final = array("Q", bytes(8 * _LENGTH))  # a row
 _MAGIC: Final = int.from_bytes(b"dclcount", "little")
 _NAMES_LOCK, _BASE_LOCK = _ROWS, _ROWS + 1  # numbers of bytes, after those of the rows
 _NAMES: Final = SPACES - FIRST_NAME
+_TRIES, _PAUSE = 50, 0.0002  # seconds, to add a name while others do
 _KNOWN: Final = 16 * SPACES  # starts whose spaces a process keeps
 # A map needs no descriptor of its own, which would hold the lock of the row for as long as the memory is mapped.
 _MAP: Final[dict[str, Any]] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
@@ -249,7 +251,7 @@ class Counts:
         if name is not None:
             number = self._number_named(name.encode("utf-8", "replace")) if name else PLAIN
         if number is None:
-            return PLAIN  # others add names just now; the next look will find this one, or add it
+            return PLAIN  # the next look will find it, or add it
         if len(self._known) >= _KNOWN:
             self._known.clear()
         if locks is self._locks:  # else it was that of another file, or of none
@@ -257,29 +259,35 @@ class Counts:
         return number
 
     def _number_named(self, name: bytes) -> int | None:
-        """Return the number of a name, having added it if there is room; None if that cannot be done just now."""
+        """Return the number of a name, having added it if there is room; None where that cannot be done just now.
+
+        Who adds a name holds the lock for some microseconds; if it has been stopped meanwhile, nobody waits for it.
+        """
         if self._locks is None:
             return PLAIN
-        if name not in self._numbers and len(self._numbers) < _NAMES:
-            with self._lock, suppress(OSError):  # of a full disk
-                self._numbers = self._read_names()
-                if name not in self._numbers and len(self._numbers) < _NAMES:
-                    self._add_name(name)
+        for _ in range(_TRIES):
+            if name in self._numbers or len(self._numbers) == _NAMES or self._add_name(name):
+                break
+            time.sleep(_PAUSE)
         return self._numbers.get(name, OTHER if len(self._numbers) == _NAMES else None)
 
-    def _add_name(self, name: bytes) -> None:
-        """Add a name, unless another process has added the last one, or adds names just now."""
-        locks = self._locks
-        if locks is None:
-            return
-        with _held(locks, _NAMES_LOCK) as held:
-            if held:
+    def _add_name(self, name: bytes) -> bool:
+        """Look for a name, and add it if there is room; return False if another process adds one just now."""
+        with self._lock, suppress(OSError):  # of a full disk
+            locks = self._locks
+            self._numbers = self._read_names()
+            if locks is None or name in self._numbers:
+                return True
+            with _held(locks, _NAMES_LOCK) as held:
+                if not held:
+                    return False
                 self._numbers = self._read_names()
                 if name not in self._numbers and (count := len(self._numbers)) < _NAMES:
                     entry = (bytes((len(name),)) + name).ljust(_NAME_SIZE, b"\0")
                     os.pwrite(locks.descriptor, entry, _PAGE + _NAME_SIZE * (FIRST_NAME + count))
                     _write(locks.descriptor, 8 * Word.NAMES, [count + 1])  # last, so that nobody sees half a name
                     self._numbers[name] = FIRST_NAME + count
+        return True
 
     def _read_names(self) -> dict[bytes, int]:
         """Return the numbers of the names in the file; of those that are equal, which damage has made, one counts."""

@@ -8,6 +8,7 @@ import os
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -83,7 +84,7 @@ def test_each_way_to_read_counts_once(cache: Cache) -> None:
     assert cache.get_or_set("a:2", int) == 2
     assert cache.get_or_set("a:new", int) == 0
     assert "a:0" in cache
-    assert list(cache.metrics().spaces.values()) == [SpaceMetrics(hot=2, disk=4, misses=4, expired=2, sets=5)]
+    assert list(cache.metrics().spaces.values()) == [SpaceMetrics(hot=3, disk=3, misses=4, expired=2, sets=5)]
 
 
 def test_a_namespace_has_counts_of_its_own(cache: Cache) -> None:
@@ -497,6 +498,28 @@ def test_no_key_hides_the_counts_of_another_space(tmp_path: Path) -> None:
         for number in range(counts.SPACES):
             cache[f"{number}:key"] = 1
         assert cache.metrics().total.sets == 1 + counts.SPACES
+
+
+@linux
+@pytest.mark.parametrize("pauses", [1, 10**9], ids=["a moment", "for ever"])
+def test_a_name_is_added_after_another_process_has_added_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pauses: int
+) -> None:
+    with Cache(tmp_path) as cache:
+        other = ByteLocks(tmp_path / NAME)
+        assert other.hold(counts._NAMES_LOCK, other)
+        left = iter(range(pauses))
+
+        def pause(_: float) -> None:
+            if next(left) == pauses - 1:
+                other.let_go(counts._NAMES_LOCK, other)
+
+        monkeypatch.setattr(time, "sleep", pause)
+        cache["a:1"] = 1
+        other.close()
+        cache["a:2"] = 1
+        expected = {"a": SpaceMetrics(sets=2)} if pauses == 1 else {"": SpaceMetrics(sets=1), "a": SpaceMetrics(sets=1)}
+        assert cache.metrics().spaces == expected
 
 
 @linux
