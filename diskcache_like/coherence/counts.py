@@ -80,7 +80,7 @@ _UNUSED: Final = array("Q", bytes(8 * _LENGTH))  # a row
 _MAGIC: Final = int.from_bytes(b"dclcount", "little")
 _NAMES_LOCK, _BASE_LOCK = _ROWS, _ROWS + 1  # numbers of bytes, after those of the rows
 _NAMES: Final = SPACES - FIRST_NAME
-_TRIES, _PAUSE = 50, 0.0002  # seconds, to add a name while others do
+_TRIES, _PAUSE = 100, 0.0002  # seconds, to add a name while others do
 _KNOWN: Final = 16 * SPACES  # starts whose spaces a process keeps
 # A map needs no descriptor of its own, which would hold the lock of the row for as long as the memory is mapped.
 _MAP: Final[dict[str, Any]] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
@@ -265,10 +265,11 @@ class Counts:
         """
         if self._locks is None:
             return PLAIN
-        for _ in range(_TRIES):
-            if name in self._numbers or len(self._numbers) == _NAMES or self._add_name(name):
-                break
-            time.sleep(_PAUSE)
+        if name not in self._numbers and len(self._numbers) < _NAMES:
+            tries = 1
+            while not self._add_name(name) and tries < _TRIES:
+                tries += 1
+                time.sleep(_PAUSE)
         return self._numbers.get(name, OTHER if len(self._numbers) == _NAMES else None)
 
     def _add_name(self, name: bytes) -> bool:

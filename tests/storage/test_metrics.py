@@ -28,9 +28,12 @@ from diskcache_like.entries.timing import SAMPLE
 from prove.children import played
 from prove.signals.stepping import interrupted, places_in
 
+from ..support.cache_kinds import Clock
+from ..support.contention import finish_renewals
 from ..support.leaks import open_descriptors
 from ..support.small_disks import MEBIBYTE, NotPermitted, mounted
 from ..support.workers import Crew, Link, forked
+from ..tier.machines import until
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux has the locks that rows need")
 
@@ -148,6 +151,56 @@ def test_what_is_taken_from_a_queue_or_an_end_is_removed(cache: Cache, value: An
     assert Index.fromcache(cache).popitem()[1] == value
     assert cache.metrics().total == SpaceMetrics(sets=4, deletes=3)
     assert cache.metrics().evicted["expiry"] == 1
+
+
+# -- computed values ----------------------------------------------------------------------------------------------------
+
+
+def test_each_computed_value_counts_one_read(tmp_path: Path) -> None:
+    options: Any = {"expire": 10**9, "beta": 1e-9}
+    with Cache(tmp_path) as one, Cache(tmp_path) as two:
+        assert one.get_or_set("a:1", int, **options) == one.get_or_set("a:1", int, **options) == 0
+        assert two.get_or_set("a:1", int, **options) == two.get_or_set("a:1", int, **options) == 0
+        assert one.metrics().total == SpaceMetrics(hot=2, disk=1, misses=1, sets=1)
+
+
+def test_old_values_and_renewals_are_counted(tmp_path: Path) -> None:
+    clock = Clock()
+    with Cache(tmp_path, clock=clock) as cache:
+
+        def fail() -> int:
+            raise ZeroDivisionError
+
+        options: Any = {"expire": 10, "stale_while_revalidate": 10, "stale_if_error": 1000}
+        assert cache.get_or_set("a:1", int, **options) == 0
+        clock.advance(11)
+        assert cache.get_or_set("a:1", int, **options) == 0
+        finish_renewals()
+        found = cache.metrics()
+        assert (found.stale_served, found.renewals, found.failed_renewals) == (1, 1, 0)
+        clock.advance(21)
+        for served in (2, 3):  # the second time there is a pause
+            assert cache.get_or_set("a:1", fail, **options) == 0
+            assert cache.metrics().stale_served == served
+        found = cache.metrics()
+        assert (found.total.misses, found.total.expired, found.total.sets) == (4, 3, 2)
+
+
+def test_calls_that_wait_for_a_computation_are_counted(cache: Cache) -> None:
+    others = list[threading.Thread]()
+
+    def compute() -> int:
+        if not others:
+            for _ in range(2):
+                others.append(threading.Thread(target=cache.get_or_set, args=("key", compute)))
+                others[-1].start()
+            until(lambda: cache.metrics().flights_waited == 2, "calls that wait")
+        return 1
+
+    assert cache.get_or_set("key", compute) == 1
+    for thread in others:
+        thread.join()
+    assert cache.metrics().flights_waited == 2
 
 
 # -- several processes --------------------------------------------------------------------------------------------------
@@ -403,13 +456,13 @@ def test_full_tells_how_long_calls_took(cache: Cache) -> None:
 
 def test_a_time_is_told_to_six_percent() -> None:
     counters = Counters()
-    for time in [0, 1, 63, 64, 65, 1000, 123_456, 10**9, 99 * 10**9, 10**15]:
+    for nanoseconds in [0, 1, 63, 64, 65, 1000, 123_456, 10**9, 99 * 10**9, 10**15]:
         row = bytearray(8 * BUCKETS)
         counters.attach(row, 0, BUCKETS)
-        counters.observe(0, time)
+        counters.observe(0, nanoseconds)
         (bucket,) = [index for index, count in enumerate(memoryview(row).cast("Q")) if count]
         low, high = bounds_of(bucket)
-        assert low <= min(time, 2**37 - 1) < high
+        assert low <= min(nanoseconds, 2**37 - 1) < high
         assert bucket == 0 or (high - low) / low <= 1 / 16
         assert low / 1e9 <= Times(list(memoryview(row).cast("Q"))).percentile(50) <= high / 1e9
 
