@@ -7,7 +7,7 @@ of processes that there ever were.
 
 The file consists of 64-bit words in the machine's byte order:
 
-* a page of header, and four with the names of spaces, 256 bytes each;
+* a page of header, and four pages with the names of spaces, 256 bytes each;
 * a row that says at which counts somebody has begun anew (`reset`), and the rows;
 * a row has 8 counters for each of 64 spaces, then those of events, then histograms. Their blocks are allocated when the
   row is taken; histograms only where times are measured, so that a row takes 8 KiB without them and 24 KiB with them.
@@ -15,7 +15,7 @@ The file consists of 64-bit words in the machine's byte order:
 A **space** is what is counted apart: the keys of a namespace, or those that begin with the same text up to a colon. Its
 number is its place among the names, which are only ever added, under a lock on a byte.
 
-A histogram is log-linear: 16 buckets for each octave, from 64 ns to two minutes, so that a time is told to 6 %.
+A histogram is log-linear: 16 buckets for each octave, from 64 ns to two minutes, so that a time is known to within 6 %.
 
 Where there is no room, all rows are taken, or the system has no such locks, a handle counts in memory of its own, and
 nobody else sees its counts. Damage makes counts wrong, and nothing else.

@@ -79,7 +79,7 @@ class Metrics:
     entries: int
     bytes: int  # that they take, without what waits in the write buffer
     size_limit: int
-    handles: int  # how often the cache was opened
+    handles: int  # how often a process has begun to count
     evicted: dict[str, int]  # entries that were removed, by the reason: room, expiry, tag (or namespace), clear
     damaged: int  # entries that did not match their checksum or could not be decoded
     unauthenticated: int  # entries whose authentication failed or was missing

@@ -17,7 +17,7 @@ from ..coherence.counts import FULL, TIMES_AT, Counts
 from .hot import NEGATIVE_HIT, HotLayer
 from .loading import Loader
 
-SAMPLE: Final = 61  # a prime, so that it falls in step with no loop of the program
+SAMPLE: Final = 61  # a prime, so that it does not fall in step with a loop of the program
 _CALLS: Final = {"put": "set", "put_many": "set", "push": "set", "update": "set", "remove": "delete"}  # of a store
 
 Call = Callable[..., Any]
