@@ -295,6 +295,14 @@ def test_what_is_counted_while_a_handle_is_closed_is_not_lost(cache: Cache) -> N
         assert other.metrics().total == SpaceMetrics(disk=1, sets=1)
 
 
+def test_what_is_counted_just_after_another_thread_has_closed_the_cache_is_not_lost(cache: Cache) -> None:
+    cache["a:1"] = 1
+    location = cache._rows.locate("a:1")
+    cache.close()
+    cache._hot.count_read(True, location)
+    assert cache.metrics().spaces == {"a": SpaceMetrics(disk=1, sets=1)}
+
+
 @linux
 def test_handles_without_a_row_count_for_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counts, "_ROWS", 1)
