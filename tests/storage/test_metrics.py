@@ -20,7 +20,7 @@ import pytest
 
 from diskcache_like import Cache, DiskFull, FanoutCache, Index, Timeout, UnsafeDirectory
 from diskcache_like.coherence import counts
-from diskcache_like.coherence._native import Counters
+from diskcache_like.coherence._native import WAITERS, Counters
 from diskcache_like.coherence.byte_locks import ByteLocks
 from diskcache_like.coherence.counts import BUCKETS, NAME, bounds_of
 from diskcache_like.entries.metrics import Metrics, SpaceMetrics, Times
@@ -29,7 +29,7 @@ from prove.children import played
 from prove.signals.stepping import interrupted, places_in
 
 from ..support.cache_kinds import Clock
-from ..support.contention import finish_renewals
+from ..support.contention import finish_renewals, held
 from ..support.leaks import open_descriptors
 from ..support.small_disks import MEBIBYTE, NotPermitted, mounted
 from ..support.workers import Crew, Link, forked
@@ -151,6 +151,22 @@ def test_what_is_taken_from_a_queue_or_an_end_is_removed(cache: Cache, value: An
     assert Index.fromcache(cache).popitem()[1] == value
     assert cache.metrics().total == SpaceMetrics(sets=4, deletes=3)
     assert cache.metrics().evicted["expiry"] == 1
+
+
+@pytest.mark.parametrize("how", ["room", "cull"])
+def test_expired_entries_that_are_removed_otherwise_are_counted(tmp_path: Path, how: str) -> None:
+    clock = Clock()
+    with Cache(tmp_path, size_limit=MEBIBYTE, cull_limit=1, clock=clock) as cache:
+        for number in range(500):
+            cache.set(number, os.urandom(1000), expire=10)
+        clock.advance(20)
+        if how == "cull":
+            cache.cull()
+        else:
+            cache["large"] = os.urandom(700_000)
+        found = cache.metrics()
+        assert found.evicted["expiry"] > 1, "more than one write removes by itself"
+        assert found.total.sets == len(cache) + sum(found.evicted.values())
 
 
 # -- computed values ----------------------------------------------------------------------------------------------------
@@ -475,7 +491,19 @@ def test_a_time_is_told_to_six_percent() -> None:
         assert low / 1e9 <= Times(list(memoryview(row).cast("Q"))).percentile(50) <= high / 1e9
 
 
-def test_waits_for_the_lock_are_counted(tmp_path: Path) -> None:
+def test_a_wait_for_the_lock_is_counted(tmp_path: Path) -> None:
+    with Cache(tmp_path) as one, Cache(tmp_path, timeout=60) as two:
+        with held(one) as done:
+            writer = threading.Thread(target=two.set, args=("key", 1))
+            writer.start()
+            until(lambda: one._shards.stores[0].shard.header[WAITERS], "a thread that waits")
+            done.set()
+            writer.join()
+        found = one.metrics()
+        assert (found.timeouts, found.lock_waits) == (0, 1)
+
+
+def test_waits_that_end_without_the_lock_are_counted(tmp_path: Path) -> None:
     with Cache(tmp_path) as one, Cache(tmp_path, timeout=0.01) as two:
         with one.transact():
             one["key"] = 1
