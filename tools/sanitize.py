@@ -22,6 +22,7 @@ WATCHED = "-fsanitize=address,undefined"
 OPTIONS = f"{WATCHED} -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g"
 # Under a minute; `make sanitize ARGS="tests/coherence tests/storage/test_write_buffer.py"` takes longer.
 TESTS = (
+    "tests/coherence/test_counters.py",
     "tests/coherence/test_generations.py",
     "tests/coherence/test_hostile_rings.py",
     "tests/coherence/test_marks.py",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
+import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import redirect_stdout
 from functools import partial
 from heapq import nlargest
 from operator import itemgetter
@@ -32,7 +35,8 @@ WATCHED = ("hits", "misses", "writes", "evictions")
 HEADER_EVERY = 20  # lines of `watch`
 CLEAR = "\x1b[H\x1b[J"  # the screen of a terminal
 LONGEST_NAME = 40  # of a space, on that screen
-HEADER_LINES = 12  # of that screen, beside the spaces
+OTHER_LINES = 9  # of that screen, beside the spaces and the times; the last one is where the cursor stays
+TIMES_LINES = 3  # beside those times
 
 
 def add(commands: Any, common: argparse.ArgumentParser) -> None:
@@ -112,8 +116,7 @@ def watch(options: argparse.Namespace) -> int:
             found = dict(zip(WATCHED, _counts(done), strict=True))
             if options.json:
                 print_json({"time": time.time(), **found, **_details(done)})
-            elif options.is_screen and sys.stdout.isatty():
-                print(CLEAR, end="")
+            elif options.is_screen and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
                 _print_screen(cache.directory, done, options.interval)
             else:
                 if line % HEADER_EVERY == 0:
@@ -143,7 +146,17 @@ def _details(done: Metrics) -> dict[str, Any]:
 
 
 def _print_screen(directory: str, done: Metrics, seconds: float) -> None:
-    """Print what was done in an interval, in numbers for a second."""
+    """Print what was done in an interval, in numbers for a second; what the terminal has no room for is cut off."""
+    width, height = get_terminal_size()
+    with redirect_stdout(io.StringIO()) as found:
+        _print_all(directory, done, seconds, height)
+    lines = found.getvalue().splitlines()[: height - 1]
+    print(CLEAR, *(f"{line[:width]}\n" for line in lines), sep="", end="", flush=True)
+
+
+def _print_all(directory: str, done: Metrics, seconds: float, height: int) -> None:
+    times = {name: one for name, one in done.times.items() if one.count}
+    most = height - OTHER_LINES - (len(times) + TIMES_LINES if times else 0)
 
     def each(number: int) -> str:
         return f"{number / seconds:,.0f}"
@@ -161,23 +174,21 @@ def _print_screen(directory: str, done: Metrics, seconds: float) -> None:
             *(each(one.hits), rate(one), f"{one.hot / one.hits:.1%}" if one.hits else ""),
             *map(each, (one.misses, one.sets, one.deletes)),
         )
-        for name, one in [("all", done.total), *done.busiest()[: max(1, get_terminal_size().lines - HEADER_LINES)]]
+        for name, one in [("all", done.total), *done.busiest()[: max(1, most)]]
     ]
     print_table(
         ("space", "hits", "hit rate", "in memory", "misses", "sets", "deletes"),
         [(shown(name or "(no prefix)")[:LONGEST_NAME], *cells) for name, *cells in rows],
     )
-    if done.times:
+    if times:
         told = (f"p{percent} µs" for percent in PERCENTILES)
         print_table(
             ("call", "number", *told),
             [
                 (name, each(one.count), *(f"{one.percentile(percent) * 1e6:,.1f}" for percent in PERCENTILES))
-                for name, one in done.times.items()
-                if one.count
+                for name, one in times.items()
             ],
         )
-    sys.stdout.flush()
 
 
 def health(options: argparse.Namespace) -> int:

@@ -9,33 +9,48 @@
 #define OCTAVES 31     /* and those above 2**37 ns, two minutes, in the last */
 #define PARTS 16       /* buckets of an octave, so that a bucket is a sixteenth of its time wide */
 
+static void release(Row *row)
+{
+    Row *before;
+    for (; row; row = before) {
+        before = row->before;
+        PyBuffer_Release(&row->buffer);
+        PyMem_Free(row);
+    }
+}
+
 static PyObject *counters_attach(PyObject *object, PyObject *const *args, Py_ssize_t count)
 {
     Counters *self = (Counters *)object;
-    Py_buffer found;
+    Row *row;
     Py_ssize_t first, length;
     if (!takes("attach", count, 3))
         return NULL;
     first = PyLong_AsSsize_t(args[1]);
     length = first == -1 && PyErr_Occurred() ? -1 : PyLong_AsSsize_t(args[2]);
-    if ((length == -1 && PyErr_Occurred()) || PyObject_GetBuffer(args[0], &found, PyBUF_WRITABLE) < 0)
+    if (length == -1 && PyErr_Occurred())
         return NULL;
-    if (first < 0 || length < 0 || first > found.len / 8 || length > found.len / 8 - first
-        || (uintptr_t)found.buf % 8) {
-        PyErr_SetString(PyExc_ValueError, "the counters lie outside of the buffer, or across words of the memory");
-        PyBuffer_Release(&found);
+    row = PyMem_Calloc(1, sizeof *row);
+    if (!row)
+        return PyErr_NoMemory();
+    if (PyObject_GetBuffer(args[0], &row->buffer, PyBUF_WRITABLE) < 0) {
+        PyMem_Free(row);
         return NULL;
     }
-    BEGIN_ALONE(self)
-#ifndef Py_GIL_DISABLED /* else another thread may be adding: what it adds to stays mapped until the process ends */
-    if (self->buffer.obj)
-        PyBuffer_Release(&self->buffer);
+    if (first < 0 || length < 0 || first > row->buffer.len / 8 || length > row->buffer.len / 8 - first
+        || (uintptr_t)row->buffer.buf % 8) {
+        PyErr_SetString(PyExc_ValueError, "the counters lie outside of the buffer, or across words of the memory");
+        release(row);
+        return NULL;
+    }
+    row->words = (uint64_t *)row->buffer.buf + first;
+    row->length = (uint64_t)length;
+    row->before = __atomic_exchange_n(&self->row, row, __ATOMIC_ACQ_REL);
+#ifndef Py_GIL_DISABLED /* else another thread may be adding: what it adds to stays mapped as long as this object */
+    Row *before = row->before;
+    row->before = NULL;
+    release(before); /* last, since to unmap it may let another thread count */
 #endif
-    self->buffer = found;
-    self->length = 0;
-    self->words = (uint64_t *)found.buf + first;
-    self->length = length;
-    END_ALONE()
     Py_RETURN_NONE;
 }
 
@@ -47,8 +62,7 @@ static PyObject *counters_new(PyTypeObject *type, PyObject *args, PyObject *name
 
 static void counters_dealloc(PyObject *self)
 {
-    if (((Counters *)self)->buffer.obj)
-        PyBuffer_Release(&((Counters *)self)->buffer);
+    release(((Counters *)self)->row);
     freed(self);
 }
 

@@ -15,11 +15,16 @@ typedef struct {
     Py_ssize_t length;
 } Words;
 
+typedef struct Row {
+    uint64_t *words;
+    uint64_t length;
+    Py_buffer buffer;
+    struct Row *before; /* those that were left, where another thread may still be adding to one */
+} Row;
+
 typedef struct {
     PyObject_HEAD
-    Py_buffer buffer;
-    uint64_t *words;
-    Py_ssize_t length;
+    Row *row; /* NULL before one is attached; length and words change at once, with this pointer */
 } Counters;
 
 typedef struct {
@@ -95,10 +100,11 @@ static inline int is_word(PyObject *object, uint64_t *word)
 
 static inline void add_count(Counters *counters, uint64_t index, uint64_t amount)
 {
+    Row *row = __atomic_load_n(&counters->row, __ATOMIC_ACQUIRE);
     uint64_t *word;
-    if (index >= (uint64_t)counters->length)
+    if (!row || index >= row->length)
         return;
-    word = counters->words + index;
+    word = row->words + index;
 #ifdef Py_GIL_DISABLED
     __atomic_fetch_add(word, amount, __ATOMIC_RELAXED);
 #else

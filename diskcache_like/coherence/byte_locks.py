@@ -55,6 +55,11 @@ class ByteLocks:
             self._set(_FIRST + number, fcntl.F_UNLCK)
             del self._held[number]  # last: until then no other thread takes what the kernel has freed
 
+    def let_go_of_all(self, owner: object) -> None:
+        """Free every byte that this owner holds."""
+        for number in tuple(self._held):
+            self.let_go(number, owner)
+
     def _set(self, offset: int, kind: int) -> bool:
         """Try to give a byte a lock of a kind, and tell whether it has that now."""
         if not sys.platform.startswith("linux"):

@@ -7,7 +7,7 @@ of processes that there ever were.
 
 The file consists of 64-bit words in the machine's byte order:
 
-* a page of header, and one with the names of spaces, 64 bytes each;
+* a page of header, and four pages with the names of spaces, 256 bytes each;
 * a row that says at which counts somebody has begun anew (`reset`), and the rows;
 * a row has 8 counters for each of 64 spaces, then those of events, then histograms. Their blocks are allocated when the
   row is taken; histograms only where times are measured, so that a row takes 8 KiB without them and 24 KiB with them.
@@ -15,7 +15,7 @@ The file consists of 64-bit words in the machine's byte order:
 A **space** is what is counted apart: the keys of a namespace, or those that begin with the same text up to a colon. Its
 number is its place among the names, which are only ever added, under a lock on a byte.
 
-A histogram is log-linear: 16 buckets for each octave, from 64 ns to two minutes, so that a time is told to 6 %.
+A histogram is log-linear: 16 buckets for each octave, from 64 ns to two minutes, so that a time is known to within 6 %.
 
 Where there is no room, all rows are taken, or the system has no such locks, a handle counts in memory of its own, and
 nobody else sees its counts. Damage makes counts wrong, and nothing else.
@@ -28,14 +28,15 @@ import mmap
 import os
 import sys
 import threading
+import time
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import add
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from ..errors import DirectoryError, DiskFull
+from ..errors import DirectoryError, DiskFull, file_error
 from ..system.forks import process_token, told_of_forks
 from ..system.signals import reraise_signal, suppress
 from . import _native
@@ -71,13 +72,18 @@ TIMES_AT: Final = {name: _TIMES_AT + BUCKETS * index for index, name in enumerat
 _LENGTH: Final = 6 * 512  # words of a row
 _ROWS: Final = 128
 _PAGE: Final = 4096
-_BASE: Final = 2 * _PAGE  # offset of the row that says where counting began anew
+_NAME_SIZE: Final = 256  # as long as the name of any namespace, with a byte that says how long it is
+_BASE: Final = _PAGE + _NAME_SIZE * SPACES  # offset of the row that says where counting began anew
 MAX_WORD: Final = 2**64 - 1
 _SIZE: Final = _BASE + 8 * _LENGTH * (1 + _ROWS)
 _UNUSED: Final = array("Q", bytes(8 * _LENGTH))  # a row
 _MAGIC: Final = int.from_bytes(b"dclcount", "little")
 _NAMES_LOCK, _BASE_LOCK = _ROWS, _ROWS + 1  # numbers of bytes, after those of the rows
-_NAME_SIZE: Final = 64
+_NAMES: Final = SPACES - FIRST_NAME
+_TRIES, _PAUSE = 100, 0.0002  # seconds, to add a name while others do
+_KNOWN: Final = 16 * SPACES  # starts whose spaces a process keeps
+# A map needs no descriptor of its own, which would hold the lock of the row for as long as the memory is mapped.
+_MAP: Final[dict[str, Any]] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
 
 
 class Word:
@@ -110,6 +116,7 @@ class Counts:
         self.counters = _native.Counters()
         self.spaces: Mapping[bytes, int] = (spaces := _Spaces(self._number_of))
         self._known = spaces
+        self._numbers: dict[bytes, int] = {}  # of spaces, by the names that the file was seen to have
         self.level = OFF
         self.hides_names = False  # set where they are nobody's business
         self._path = Path(directory, NAME)
@@ -117,7 +124,7 @@ class Counts:
         self._shared = shared
         self._locks: ByteLocks | None = None  # held: this handle's row
         self._token = -1
-        self._lock = threading.Lock()  # guards opening and closing; who finds it taken leaves that to its holder
+        self._lock = threading.RLock()  # its holder uses the descriptor of the file, or opens or closes it
         self._head, self._base = array("Q", bytes(_PAGE)), array("Q", bytes(8 * _LENGTH))  # where there is no file
         self._own = bytearray()
         self._leave_row()
@@ -132,23 +139,36 @@ class Counts:
         """
         if self._token == process_token() and self.level == level:
             return
-        if not self._lock.acquire(False):
-            return
-        try:
+        if self._is_interrupted():
+            return  # this very opening, by a signal handler
+        with self._lock:
+            self._open(level)
+
+    def _open(self, level: str) -> None:
+        if self._token != process_token() or self.level != level:
             self._leave_row()
             self.level, self._token = level, process_token()
             if level != OFF:
                 self._take_row()
-        finally:
-            self._lock.release()
 
-    def close(self) -> None:
-        """Leave the row to others, unless a thread just opens this; later counts go to the next row."""
-        if self._lock.acquire(False):
-            try:
+    def close(self, waits: bool = True) -> None:
+        """Leave the row to others; later counts go to the next row.
+
+        Without `waits`, which the garbage collector must not, nothing is done if another thread uses this just now.
+        """
+        if self._is_interrupted():
+            return
+        try:
+            if self._lock.acquire(waits):
                 self._leave_row()
-            finally:
+        finally:
+            if self._is_interrupted():  # that is, held, however a signal handler ended this
                 self._lock.release()
+
+    def _is_interrupted(self) -> bool:
+        """Tell whether this thread has the lock, so that the caller is a signal handler."""
+        owned: bool = self._lock._is_owned()  # type: ignore[attr-defined]  # of CPython's, for its Condition
+        return owned
 
     def _take_row(self) -> None:
         try:
@@ -157,16 +177,16 @@ class Counts:
             if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
                 return
             raise
-        row = next((row for row in range(_ROWS) if locks.hold(row, self)), None) if locks.available else None
+        self._locks = locks
+        counts = False
         try:
-            if row is None or not self._count_in(locks, row):
-                locks.close()
-                return
-            self._locks = locks
-        except BaseException:
-            self._leave_row()  # before its lock
-            locks.close()
-            raise
+            row = next((row for row in range(_ROWS) if locks.hold(row, self)), None) if locks.available else None
+            counts = row is not None and self._count_in(locks, row)
+        finally:
+            if not counts:
+                token = self._token
+                self._leave_row()
+                self._token = token  # else each opening of a shard would try again
 
     def _count_in(self, locks: ByteLocks, row: int) -> bool:
         """Count in a row from now on; return False if there is no room for it."""
@@ -182,12 +202,15 @@ class Counts:
             with _held(locks, _NAMES_LOCK) as held:
                 if held and _word(descriptor, Word.MAGIC) != _MAGIC:  # the file is new, or damaged
                     _write(descriptor, 8 * Word.MAGIC, [_MAGIC, 0])
-            mapping = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=offset)
+            access = mmap.PROT_READ | mmap.PROT_WRITE
+            mapping = mmap.mmap(descriptor, size, mmap.MAP_SHARED, access, offset=offset, **_MAP)
         except OSError as error:
             reraise_signal(error)
             return False
-        own, self._own = self._own, bytearray()
+        own, self._own = self._own, bytearray()  # empty before a row is attached, and until it no longer is
         self.counters.attach(mapping, 0, length)
+        self._numbers = {}  # the file may be another one
+        self._known.clear()
         self.add("handles")
         if own != bytes(len(own)):  # nobody adds to these any more
             for index, count in enumerate(memoryview(own).cast("Q")):
@@ -196,17 +219,21 @@ class Counts:
 
     def _leave_row(self) -> None:
         """Count in memory of this process's own from now on, and only then let others have the row."""
-        locks, self._locks = self._locks, None
+        locks, is_parents = self._locks, self._token != process_token()
         self._token = -1
-        if locks is not None or not self._own:
-            self._own = bytearray(8 * _LENGTH)
-            self.counters.attach(self._own, 0, _LENGTH)
+        if not self._own:
+            own = bytearray(8 * _LENGTH)
+            self.counters.attach(own, 0, _LENGTH)
+            self._own = own
         if locks is not None:
+            if not is_parents:
+                locks.let_go_of_all(self)  # also while a mapping, which has a descriptor of its own, is not gone yet
             locks.close()
+            self._locks = None  # last, so that whoever calls this next ends what a signal handler has cut short
 
     def forked(self) -> None:
         """Leave the row, and what was not added to one yet, to the parent; the child has one thread as yet."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._own = bytearray()
         self._leave_row()
 
@@ -218,103 +245,134 @@ class Counts:
 
     def _number_of(self, start: bytes) -> int:
         """Return the number of the space whose stored keys begin like this."""
-        if self.hides_names or not start:
-            return PLAIN
-        name = self._name_of(start)
-        if name == "":
-            return PLAIN
-        number = HIDDEN if name is None else self._number_named(name.encode("utf-8", "replace")[: _NAME_SIZE - 1])
-        if number > PLAIN and (number != OTHER or len(self._known) < 16 * SPACES):
+        locks = self._locks
+        name = "" if self.hides_names or not start else self._name_of(start)
+        number: int | None = HIDDEN
+        if name is not None:
+            number = self._number_named(name.encode("utf-8", "replace")) if name else PLAIN
+        if number is None:
+            return PLAIN  # the next look will find it, or add it
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        if locks is self._locks:  # else it was that of another file, or of none
             self._known[start] = number
         return number
 
-    def _number_named(self, name: bytes) -> int:
-        locks = self._locks
-        if locks is None:
-            return PLAIN
-        names = self._names(locks.descriptor)
-        if name not in names and len(names) < SPACES - FIRST_NAME:
-            with _held(locks, _NAMES_LOCK) as held, suppress(OSError):  # of a full disk
-                names = self._names(locks.descriptor)
-                if held and name not in names and len(names) < SPACES - FIRST_NAME:
-                    entry = (bytes((len(name),)) + name).ljust(_NAME_SIZE, b"\0")
-                    os.pwrite(locks.descriptor, entry, _PAGE + _NAME_SIZE * (FIRST_NAME + len(names)))
-                    names.append(name)  # before its number, so that nobody sees half a name
-                    _write(locks.descriptor, 8 * Word.NAMES, [len(names)])
-            if name not in names:
-                return PLAIN  # others add names just now; the next look will find this one, or add it
-        return FIRST_NAME + names.index(name) if name in names else OTHER
+    def _number_named(self, name: bytes) -> int | None:
+        """Return the number of a name, having added it if there is room; None where that cannot be done just now.
 
-    @staticmethod
-    def _names(descriptor: int) -> list[bytes]:
-        count = min(_word(descriptor, Word.NAMES), SPACES - FIRST_NAME)
+        Who adds a name holds the lock for some microseconds; if it has been stopped meanwhile, nobody waits for it.
+        """
+        if self._locks is None:
+            return PLAIN
+        if name not in self._numbers and len(self._numbers) < _NAMES:
+            tries = 1
+            while not self._add_name(name) and tries < _TRIES:
+                tries += 1
+                time.sleep(_PAUSE)
+        return self._numbers.get(name, OTHER if len(self._numbers) == _NAMES else None)
+
+    def _add_name(self, name: bytes) -> bool:
+        """Look for a name, and add it if there is room; return False if another process adds one just now."""
+        with self._lock, suppress(OSError):  # of a full disk
+            locks = self._locks
+            self._numbers = self._read_names()
+            if locks is None or name in self._numbers:
+                return True
+            with _held(locks, _NAMES_LOCK) as held:
+                if not held:
+                    return False
+                self._numbers = self._read_names()
+                if name not in self._numbers and (count := len(self._numbers)) < _NAMES:
+                    entry = (bytes((len(name),)) + name).ljust(_NAME_SIZE, b"\0")
+                    os.pwrite(locks.descriptor, entry, _PAGE + _NAME_SIZE * (FIRST_NAME + count))
+                    _write(locks.descriptor, 8 * Word.NAMES, [count + 1])  # last, so that nobody sees half a name
+                    self._numbers[name] = FIRST_NAME + count
+        return True
+
+    def _read_names(self) -> dict[bytes, int]:
+        """Return the numbers of the names in the file; of those that are equal, which damage has made, one counts."""
+        descriptor = self._descriptor
+        if descriptor < 0:
+            return {}
+        count = min(_word(descriptor, Word.NAMES), _NAMES)
         data = os.pread(descriptor, _NAME_SIZE * count, _PAGE + _NAME_SIZE * FIRST_NAME)
-        return [data[at + 1 : at + 1 + min(data[at], _NAME_SIZE - 1)] for at in range(0, len(data), _NAME_SIZE)]
+        starts = range(0, len(data), _NAME_SIZE)
+        return {data[at + 1 : at + 1 + data[at]]: FIRST_NAME + at // _NAME_SIZE for at in starts}
 
     # -- what was counted ---------------------------------------------------------------------------------------------
 
-    def names(self) -> dict[int, str]:
-        """Return the names of spaces by their numbers."""
-        locks = self._locks
-        names = [] if locks is None else self._names(locks.descriptor)
-        known = {FIRST_NAME + index: name.decode("utf-8", "replace") for index, name in enumerate(names)}
-        return {PLAIN: "", OTHER: "(other)", **known}
-
     def totals(self, anew: bool = True) -> Totals:
         """Return what all handles have counted, since it began anew or, without `anew`, since the file was made."""
-        locks = self._locks
-        if locks is None:
-            rows, base = [array("Q", bytes(self._own))], self._base
-        else:
-            descriptor = locks.descriptor
-            rows = [row for row in (_read(descriptor, _offset_of(each)) for each in range(_ROWS)) if row != _UNUSED]
-            base = _read(descriptor, _BASE)
+        with self._lock:
+            self._open(self.level)  # another thread may just have closed this
+            descriptor = self._descriptor
+            names = {number: name.decode("utf-8", "replace") for name, number in self._read_names().items()}
+            if descriptor < 0:
+                rows, base = [array("Q", bytes(self._own))], self._base
+            else:
+                rows = [row for row in (_read(descriptor, _offset_of(each)) for each in range(_ROWS)) if row != _UNUSED]
+                base = _read(descriptor, _BASE)
+        names |= {PLAIN: "", OTHER: "(other)"}
         sums = [0] * _LENGTH
         for row in rows:
             sums = list(map(add, sums, row))
         if not anew:
-            return Totals([count & MAX_WORD for count in sums])
-        return Totals([_grown(count, since) for count, since in zip(sums, base, strict=True)])
+            return Totals([count & MAX_WORD for count in sums], names)
+        return Totals([_grown(count, since) for count, since in zip(sums, base, strict=True)], names)
 
     def begin_anew(self) -> None:
-        """Let `totals` begin at 0 again; nobody's count is lost, since only where it begins is stored."""
-        base, locks = array("Q", self.totals(anew=False).words), self._locks
-        if locks is None:
-            self._base = base
-        else:
+        """Let `totals` begin at 0 again; nobody's count is lost, since only where it begins is stored.
+
+        Raises DiskFull if there is no room to store that.
+        """
+        base = array("Q", self.totals(anew=False).words)
+        with self._lock:
+            locks = self._locks
+            if locks is None:
+                self._base = base
+                return
             with _held(locks, _BASE_LOCK) as held:
                 if held:  # else another process does the same just now
-                    os.pwrite(locks.descriptor, base.tobytes(), _BASE)
+                    self._write(_BASE, base.tobytes())
 
     def stats(self, wanted: bool, reset: bool) -> tuple[int, int]:
         """Return the hits and misses that were counted while DiskCache would count, and count on or stop.
 
         `reset`: begin again at 0.
         """
-        head = self._read_head()
         now = self.totals(anew=False).uses()
-        found = before = head[Word.STATS_BEFORE], head[Word.STATS_BEFORE + 1]
-        if head[Word.STATS_ON]:
-            since = head[Word.STATS_FROM], head[Word.STATS_FROM + 1]
-            found = before[0] + max(0, now[0] - since[0]), before[1] + max(0, now[1] - since[1])
-        self._write_head(Word.STATS_ON, [int(wanted), *now, *((0, 0) if reset else found)])
+        with self._lock:
+            locks = self._locks
+            head = self._head if locks is None else _read(locks.descriptor, 0, _PAGE // 8)
+            found = before = head[Word.STATS_BEFORE], head[Word.STATS_BEFORE + 1]
+            if head[Word.STATS_ON]:
+                since = head[Word.STATS_FROM], head[Word.STATS_FROM + 1]
+                found = before[0] + max(0, now[0] - since[0]), before[1] + max(0, now[1] - since[1])
+            words = array("Q", [int(wanted), *now, *((0, 0) if reset else found)])
+            if locks is None:
+                self._head[Word.STATS_ON : Word.STATS_ON + len(words)] = words
+            else:
+                self._write(8 * Word.STATS_ON, words.tobytes())
         return found
 
-    def _read_head(self) -> array[int]:
-        return self._head if self._locks is None else _read(self._locks.descriptor, 0, _PAGE // 8)
+    @property
+    def _descriptor(self) -> int:
+        """Return the descriptor of the file, -1 if there is none; it stays open while the caller has the lock."""
+        return -1 if self._locks is None else self._locks.descriptor
 
-    def _write_head(self, index: int, words: list[int]) -> None:
-        if self._locks is None:
-            self._head[index : index + len(words)] = array("Q", words)
-        else:
-            _write(self._locks.descriptor, 8 * index, words)
+    def _write(self, offset: int, data: bytes) -> None:
+        try:
+            os.pwrite(self._descriptor, data, offset)
+        except OSError as error:
+            raise file_error(error, self._path) from error
 
 
 class Totals:
-    """The sums of all rows."""
+    """The sums of all rows, and the names of spaces by their numbers."""
 
-    def __init__(self, words: list[int]) -> None:
-        self.words = words
+    def __init__(self, words: list[int], names: dict[int, str]) -> None:
+        self.words, self.names = words, names
 
     def space(self, number: int) -> list[int]:
         """Return the counters of a space, HOT to DELETES."""

@@ -267,8 +267,9 @@ class GenerationFile:
 
     @property
     def allocated(self) -> int:
-        """Return the bytes that the file takes on the disk."""
-        return _taken(self.mask + 1, self.header[Header.MARKS])
+        """Return the bytes that the file takes on the disk, with few marks if another thread has closed it just now."""
+        header = self.header
+        return _taken(self.mask + 1, 0 if header is _EMPTY else header[Header.MARKS])
 
     def grow_marks(self, entries: int, are_times: bool) -> None:
         """Use more marks and ghosts if there are fewer than two for each entry and the disk has room for them.

@@ -137,13 +137,13 @@ def space_name(start: bytes) -> str | None:
 
     None for the package's own keys. A text with a slash is none, since it could be taken for a namespace.
     """
+    if start[:1] != START:
+        return "" if b"/" in start else start.decode("utf-8", "replace")
     try:
         path, _ = split_key(start)
     except DecodeError:
         return ""
-    if path is None:
-        return "" if b"/" in start else start.decode("utf-8", "replace")
-    return None if path is FLIGHTS else "/".join((*path.names, ""))
+    return None if path is None or path is FLIGHTS else "/".join((*path.names, ""))
 
 
 def split_key(stored_key: bytes) -> tuple[Path | None, bytes]:

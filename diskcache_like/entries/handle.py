@@ -160,7 +160,7 @@ class Handle:
     def close_soon(self) -> None:
         """Close what is free now, for a cache that is dropped; the rest with the next opening."""
         self.shards.close_soon()
-        self.counts.close()
+        self.counts.close(waits=False)
 
     def writes_slowly(self) -> bool:
         """Tell whether a write may take long now: it is synced to the disk, or others had to wait for a lock lately."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
+from operator import add
 from typing import NamedTuple
 
 from ..coherence.counts import HIDDEN, TIMED, bounds_of
@@ -78,7 +79,7 @@ class Metrics:
     entries: int
     bytes: int  # that they take, without what waits in the write buffer
     size_limit: int
-    handles: int  # how often the cache was opened
+    handles: int  # how often a process has begun to count
     evicted: dict[str, int]  # entries that were removed, by the reason: room, expiry, tag (or namespace), clear
     damaged: int  # entries that did not match their checksum or could not be decoded
     unauthenticated: int  # entries whose authentication failed or was missing
@@ -165,12 +166,12 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def metrics_of(handle: Handle, within: str = "", anew: bool = True) -> Metrics:
     """Return the metrics of a cache, or of the namespace whose name `within` is; `anew` as for `Counts.totals`."""
-    names, found = handle.counts.names(), handle.counts.totals(anew)
+    found = handle.counts.totals(anew)
     spaces: dict[str, SpaceMetrics] = {}
-    for number, name in names.items():
+    for number, name in found.names.items():
         space = SpaceMetrics(*found.space(number))
         if number != HIDDEN and any(space) and name.startswith(within):
-            spaces[name] = space
+            spaces[name] = SpaceMetrics(*map(add, spaces.get(name, SpaceMetrics()), space))  # which two may be called
     sizes = [store.size() for store in handle.shards.stores]
     return Metrics(
         total=SpaceMetrics(*map(sum, zip(*spaces.values(), strict=True))) if spaces else SpaceMetrics(),

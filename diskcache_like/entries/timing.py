@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import weakref
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any, Final
@@ -16,7 +17,7 @@ from ..coherence.counts import FULL, TIMES_AT, Counts
 from .hot import NEGATIVE_HIT, HotLayer
 from .loading import Loader
 
-SAMPLE: Final = 61  # a prime, so that it falls in step with no loop of the program
+SAMPLE: Final = 61  # a prime, so that it does not fall in step with a loop of the program
 _CALLS: Final = {"put": "set", "put_many": "set", "push": "set", "update": "set", "remove": "delete"}  # of a store
 
 Call = Callable[..., Any]
@@ -38,13 +39,26 @@ def time_calls(counts: Counts, loader: Loader, hot: HotLayer, stores: Any, locks
 
 
 def _replace(owner: Any, name: str, wrap: Callable[[Call], Call] | None) -> None:
+    if hasattr(type(owner), name):
+        vars(owner).pop(name, None)
+        if wrap is not None:
+            setattr(owner, name, wrap(_weakly(getattr(owner, name))))
+        return
     call = getattr(owner, name)
-    plain = getattr(call, "__wrapped__", None)
-    if wrap is not None:
-        plain = plain or call
-        setattr(owner, name, functools.wraps(plain)(wrap(plain)))
-    elif plain is not None:
-        setattr(owner, name, plain)
+    plain = getattr(call, "__wrapped__", call)
+    setattr(owner, name, plain if wrap is None else functools.wraps(plain)(wrap(plain)))
+
+
+def _weakly(method: Call) -> Call:
+    """Return a call of a method that does not keep its object alive, since the object will have it as an attribute."""
+    find = weakref.WeakMethod(method)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        found = find()
+        assert found is not None  # the caller has the object
+        return found(*args, **kwargs)
+
+    return call
 
 
 def _timed(counts: Counts, kind: str, call: Call) -> Call:

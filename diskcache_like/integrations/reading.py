@@ -34,7 +34,7 @@ FAMILIES: Final = {
     "gets": Family(True, ("space", "tier", "result"), "Reads, by the tier that had the value, or why there was none."),
     "puts": Family(True, ("space",), "Entries that were stored or changed."),
     "deletes": Family(True, ("space",), "Entries that were removed by their keys."),
-    "evictions": Family(True, ("reason",), "Entries that were removed otherwise."),
+    "evictions": Family(True, ("reason",), "Entries that were removed for another reason."),
     "events": Family(True, ("event",), "What else happened, mostly rare; see Metrics of diskcache_like."),
     "entries": Family(False, (), "Entries that are there, with expired ones that are not removed yet."),
     "bytes": Family(False, (), "Bytes that the entries take."),

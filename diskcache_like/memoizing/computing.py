@@ -158,6 +158,8 @@ class Computation:
         rules = self.rules
         old = None if rules.is_bare else (yield self._do(self._old, key))
         now = self._now()
+        if rules.beta:  # `find` has looked in memory only
+            self.cache._hot.count_read(old is not None and not _is_over(old, now, 0), self.cache._rows.locate(key))
         if old is not None and not _is_over(old, now, max(rules.stale_while_revalidate, 0)):
             self.hits += 1
             if _is_due(old, now):
@@ -238,8 +240,6 @@ class Computation:
     def _wait(self, key: Any, call: Callable[[Computing], Any], usable: Old | None) -> Steps:
         """Return what somebody else computes, or compute it."""
         rules, flight = self.rules, self.flight(key)
-        if rules.beta:
-            self.cache._hot.count_read(False, flight.atomic.location())  # `find` has looked in memory only
         if not rules.keeps or (yield self._do(flight.atomic.in_transaction)):
             self.misses += 1
             return (yield from self._compute(key, call, usable, None))

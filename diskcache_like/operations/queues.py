@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, Literal, Unpack
 
+from ..coherence.counts import DELETE
 from ..disk.contract import UNKNOWN
 from ..encoding import keys
 from ..encoding.made_keys import is_flight
@@ -191,7 +192,7 @@ class Queues(Parts):
             if item is not EXPIRED and not self._is_own_key(key, stored_key):
                 item = None
             if item is EXPIRED or (remove and item is not None):
-                store.remove_places([place])
+                _remove(store, place, stored_key, item)
             else:
                 skip += 1
             if isinstance(item, tuple):
@@ -253,11 +254,11 @@ class Queues(Parts):
                 return with_metadata(*alone, *asked)
             for attempt in store.attempts(removes=True):
                 with attempt, store.transaction(self._wait(retry)):
-                    for key, place, (value, record) in self._end_items(store, last):
+                    for key, (place, stored_key), (value, record) in self._end_items(store, last):
                         with self._rows.reporting(key):
                             found = with_metadata((key, value), record, *asked)
                             if remove:
-                                store.remove_places([place])
+                                _remove(store, place, stored_key, value)
                             return found
         raise KeyError("cache is empty")
 
@@ -273,8 +274,11 @@ class Queues(Parts):
             return None
         return None if is_flight(key) else (write, (key, place, stored_key, packed))
 
-    def _end_items(self, store: Store, last: bool) -> Iterator[tuple[Any, int, tuple[Any, Record]]]:
-        """Yield key, place, value and record from one end, without damaged ones; remove expired entries on the way."""
+    def _end_items(self, store: Store, last: bool) -> Iterator[tuple[Any, tuple[int, bytes], tuple[Any, Record]]]:
+        """Yield each key, where it is stored, value and record from one end, without damaged ones; remove expired ones.
+
+        A key is stored at a place, under its stored key.
+        """
         skip = 0
         while (found := store.end(last, skip)) is not None:
             place, stored_key, original, packed = found
@@ -286,10 +290,19 @@ class Queues(Parts):
                     continue
                 item = self._loader.candidate(stored_key, (stored_key, place, store), packed)
                 if item is EXPIRED:
-                    store.remove_places([place])
+                    _remove(store, place, stored_key, item)
                     skip -= 1
                 elif item is not None:
-                    yield key, place, item
+                    yield key, (place, stored_key), item
+
+
+def _remove(store: Store, place: int, stored_key: bytes, item: Any) -> None:
+    """Remove an entry that was taken, or had expired, within a transaction, and count that."""
+    store.remove_places([place])
+    if item is EXPIRED:
+        store.shard.count("evicted_expired")
+    else:
+        store.shard.marks.of(stored_key)[place & HOME] = DELETE
 
 
 def _is_back(side: str) -> bool:

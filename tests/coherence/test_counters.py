@@ -57,6 +57,19 @@ def test_words_that_were_left_are_free() -> None:
     row.append(1)  # which a buffer in use refuses
 
 
+def test_words_that_are_left_are_released_when_others_count() -> None:
+    counters = Counters()
+
+    class Row(bytearray):
+        def __del__(self) -> None:
+            counters.add(0, 1)
+
+    row = bytearray(80)
+    counters.attach(Row(80), 0, 10)
+    counters.attach(row, 0, 10)
+    assert row[0] == 1, "whoever counts while memory is unmapped does not count in it"
+
+
 def test_marks_count_for_the_space_of_a_key() -> None:
     counters, row = counting()
     spaces = {b"": 0, b"a": 3, b"b": 63}

@@ -86,6 +86,13 @@ def test_the_default_takes_less_than_a_megabyte(path: Path, opened: list[Generat
     assert opened[0].mask == 2**16 - 1
 
 
+def test_a_thread_may_ask_for_its_size_while_another_one_closes_it(make: Make) -> None:
+    file = make()
+    allocated = file.allocated
+    file.close()
+    assert file.allocated == allocated
+
+
 def test_a_new_file_makes_writers_look_for_themselves(make: Make) -> None:
     header = make().header
     assert header[Header.NEXT_EXPIRE] == 0

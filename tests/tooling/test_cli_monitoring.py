@@ -1,8 +1,9 @@
-"""The command line for who runs a cache: bigkeys, hotkeys, tags and health."""
+"""The command line for whoever runs a cache: top, bigkeys, hotkeys, tags and health."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.cli import main, monitoring
+from diskcache_like.cli.monitoring import CLEAR
 
+from ..support.command_line import Shell
 from ..support.contention import held
 from ..support.tampering import database
 
@@ -122,3 +125,46 @@ def test_a_cache_that_cannot_be_used_fails(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "cache.db").write_bytes(b"no database" * 1_000)
     assert main.main(["health", str(tmp_path)]) == 2
     capsys.readouterr()
+
+
+# -- top ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def screen(shell: Shell, stocked: Cache, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Return a function that has `top` fill a terminal once, and returns its lines."""
+
+    def work(_: float) -> None:
+        for number in range(30):
+            stocked[f"space \x1b {number}:key"] = number
+            assert stocked.get("nothing") is None
+
+    def lines(width: int, height: int, term: str = "xterm") -> list[str]:
+        monkeypatch.setattr("diskcache_like.cli.monitoring.time.sleep", work)
+        monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+        for name, value in (("COLUMNS", width), ("LINES", height), ("TERM", term)):
+            monkeypatch.setenv(name, str(value))
+        return shell.run("top", "--count", 1, "--interval", 2).splitlines()
+
+    return lines
+
+
+@pytest.mark.parametrize("level", ["counts", "full"])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 10), (200, 50), (1, 1)])
+def test_top_fits_on_the_terminal(
+    screen: Callable[..., list[str]], stocked: Cache, level: str, width: int, height: int
+) -> None:
+    stocked.reset("metrics_level", level)
+    lines = screen(width, height)
+    assert "".join(lines).count("\x1b") == 2
+    assert len(lines) <= max(1, height - 1)
+    assert max(map(len, lines)) <= width + len(CLEAR)
+    if height == 24:
+        assert len(lines) == 23, "it is full"
+    if height == 50:
+        assert sum(line.startswith("space \\x1b") for line in lines) == 30
+        assert any(line.startswith("call ") for line in lines) == (level == "full")
+
+
+def test_top_prints_lines_where_a_terminal_has_no_screen(screen: Callable[..., list[str]]) -> None:
+    assert [line.split()[0] for line in screen(80, 24, "dumb")] == ["hits", "0"]

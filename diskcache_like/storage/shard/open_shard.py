@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from ...coherence.byte_locks import ByteLocks
-from ...coherence.generations import UNREAD_MARKS, GenerationFile, Header, Marks, Words, prime_below
+from ...coherence.generations import GenerationFile, Header, Marks, Words, prime_below, unread_marks
 from ...coherence.ring import Ring, Written, file_number
 from ...coherence.write_lock import WriteLock
 from ...crypto.keyring import Sealer
@@ -89,6 +89,7 @@ class OpenShard(Limits):
         self.header: Words
         self.slots: Words
         self.marks: Marks
+        self._closed_marks = self._counting(unread_marks())  # for a thread that has not counted yet what it has done
         self.ring: Ring | None = None
         self.appender: Appender | None = None  # made by the first write that finds nothing due
         self.buffer = 0  # its number
@@ -111,6 +112,13 @@ class OpenShard(Limits):
         """Count an event of the cache (coherence/counts.py)."""
         if self.config.counts is not None:
             self.config.counts.add(event, number)
+
+    def _counting(self, marks: Marks) -> Marks:
+        """Let marks count what is done with keys, if that is counted here."""
+        counts = self.config.counts
+        if counts is not None and self.config.counts_keys:
+            marks.count_in(counts.counters, counts.spaces)
+        return marks
 
     def _under_mutex(self, step: Callable[[WriteLock | None], Result]) -> Result:
         may_block()
@@ -144,9 +152,7 @@ class OpenShard(Limits):
     def _use(self, opened: opener.Opened, ring: Ring | None, buffer: int) -> None:
         generations, self.settings, self.identity, self.path, epoch, first_reader = opened
         header, slots, marks = generations.header, generations.slots, generations.marks
-        counts = self.config.counts
-        if counts is not None and self.config.counts_keys:
-            marks.count_in(counts.counters, counts.spaces)
+        self._counting(marks)
         self.slot_prime = prime_below(len(slots))
         # At once, since a signal handler that reads may come here, too, and close what was assigned before.
         self.generations, self.header, self.slots, self.marks = generations, header, slots, marks
@@ -265,7 +271,7 @@ class OpenShard(Limits):
             self.appender = None
             # A reader on its way finds odd slots and another epoch.
             self.header = self.slots = CLOSED
-            self.marks = UNREAD_MARKS
+            self.marks = self._closed_marks
             lock.release_and_close(self._mark_closed)
         except BaseException:  # the next call opens it anew; what is still open goes with the last reference to it
             self.token = NOT_OPEN

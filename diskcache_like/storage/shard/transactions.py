@@ -172,6 +172,7 @@ class Transactions:
             return False
         except Timeout:
             if timeout:
+                shard.count("lock_waits")
                 shard.count("timeouts")
             raise
         return True

@@ -1,0 +1,22 @@
+"""What is done with keys of several machines is counted once, by the machine that does it."""
+
+from __future__ import annotations
+
+from diskcache_like.entries.metrics import SpaceMetrics
+
+from .machines import Machines
+
+
+def test_a_machine_counts_what_it_does_once(machines: Machines) -> None:
+    here, there = machines.pair()
+    here["a:1"] = 1
+    here.set_many({"a:2": 2, "a:3": 3})
+    here.incr("a:4")
+    assert here.delete("a:3")
+    assert not here.delete("a:3")
+    assert here.metrics().total == SpaceMetrics(sets=4, deletes=1)
+    assert there["a:1"] == there["a:1"] == 1
+    assert there.get("a:3") is None
+    assert there.get_many(["a:1", "a:2"]) == {"a:1": 1, "a:2": 2}
+    assert there.metrics().spaces == {"a": SpaceMetrics(hot=2, remote=2, misses=1)}
+    assert here.metrics().total == SpaceMetrics(sets=4, deletes=1)
