@@ -23,6 +23,19 @@ class Project(NamedTuple):
     repository: tuple[str, str] | None = None
     beside: str = ""  # what the tests are for, if that is not DiskCache; they run on AsyncCache then
     adapters: tuple[tuple[str, str], ...] = ()  # files of `adapters`, by the paths of the files whose place they take
+    integration: bool = False  # they run on a module of `diskcache_like.integrations` then
+    folder: str = "tests"  # where the tests lie in the distribution
+    passed_over: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (reason, tests that are not run for it)
+
+    @property
+    def name(self) -> str:
+        """Return the name of the distribution."""
+        return self.requirement.partition("==")[0]
+
+    @property
+    def deselected(self) -> list[str]:
+        """Return the options of pytest that pass tests over."""
+        return [f"--deselect={test}" for _, tests in self.passed_over for test in tests]
 
 
 # The fixtures that cashews' tests ask for by name, on its disk backend with one cache, as the project runs it.
@@ -73,9 +86,53 @@ ASYNC_LRU = {
     "a jitter in seconds": ("test_ttl.py::test_ttl_with_jitter", "test_ttl.py::test_jitter"),
 }
 
+# Their suites for a backend of their own, with an adapter in its place.
+INTEGRATIONS = (
+    Project(
+        "cachelib==0.17.0",
+        "the tests for every cache",
+        ("tests/test_simple_cache.py",),
+        ("pytest-xprocess",),
+        beside="SimpleCache",
+        adapters=(("cachelib_suite.py", "tests/test_simple_cache.py"),),
+        integration=True,
+    ),
+    Project(
+        "Flask-Caching==2.5.1",
+        "everything that runs on SimpleCache",
+        ("tests", "-k", "not Redis and not Memcache and not FileSystem and not Null"),
+        ("pytest-xprocess", "asgiref"),
+        beside="SimpleCache",
+        adapters=(("flask_caching_suite.py", "conftest.py"),),
+        integration=True,
+        passed_over=(
+            ("its private parts", ("tests/test_backend_cache.py::TestSimpleCache::test_purge",)),
+            (
+                "an old name of an argument",
+                ("tests/test_backend_cache.py::TestSimpleCache::test_deprecated_ignore_errors",),
+            ),
+            (
+                "serializers of cachelib's: the cache has its own",
+                ("tests/test_serializer.py", "tests/test_cachelib.py::test_backend_uses_cachelib_serializer"),
+            ),
+        ),
+    ),
+    Project(
+        "Flask-Session==0.8.0",
+        "the tests of its sessions in cachelib",
+        ("tests/test_cachelib.py", "-o", "addopts="),
+        ("cachelib", "msgspec", "flask[async]"),
+        repository=("https://github.com/pallets-eco/flask-session", "0.8.0"),
+        beside="FileSystemCache",
+        adapters=(("flask_session_suite.py", "conftest.py"),),
+        integration=True,
+    ),
+)
+
 PROJECTS = {
-    project.requirement.partition("==")[0]: project
+    project.name: project
     for project in (
+        *INTEGRATIONS,
         # Without test_djangocache, whose Django project is not in the distribution, and test_doctest, which looks for
         # examples in DiskCache's own docstrings and for its documentation.
         Project(

@@ -1,0 +1,5 @@
+"""What other libraries get of a cache: a module for each, which imports that library only.
+
+- `cachelib`: a cache for cachelib, and so for Flask-Caching and Flask-Session
+- `hosts`: what all of them need
+"""
