@@ -1,5 +1,7 @@
 """What other libraries get of a cache: a module for each, which imports that library only.
 
 - `cachelib`: a cache for cachelib, and so for Flask-Caching and Flask-Session
+- `dogpile`: a backend for dogpile.cache
 - `hosts`: what all of them need
+- `requests_cache`: a backend for requests-cache
 """

@@ -15,13 +15,13 @@ Given = Any  # a directory, a Cache, FanoutCache or namespace, or the `aio` of o
 
 @contextlib.contextmanager
 def host(package: str, extra: str) -> Iterator[None]:
-    """Import a library in the body; raise MissingDependency, which names the extra, where it is not installed."""
+    """Import a package in the body; raise MissingDependency, which names the extra, where it is not installed."""
     try:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != package.partition(".")[0]:
             raise  # the library is there, and lacks one of its own
-        raise missing_dependency(package, extra, f"diskcache_like.integrations.{extra}") from error
+        raise missing_dependency(package, extra, f"diskcache_like.integrations.{extra.replace('-', '_')}") from error
 
 
 def opened(cache: Given, **settings: Any) -> Cache:

@@ -16,6 +16,8 @@ from .test_without_libraries import PRELUDE
 
 HOSTS = {  # extra and module: what they import
     "cachelib": "cachelib",
+    "dogpile": "dogpile",
+    "requests-cache": "requests_cache",
 }
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 LONGEST = 150  # lines
@@ -25,7 +27,7 @@ LONGEST = 150  # lines
 def test_without_its_host_an_adapter_names_the_extra(extra: str) -> None:
     assert extra in EXTRAS
     package = HOSTS[extra]
-    program = f"{PRELUDE}\nimport diskcache_like.integrations.{extra}"
+    program = f"{PRELUDE}\nimport diskcache_like.integrations.{extra.replace('-', '_')}"
     done = subprocess.run([sys.executable, "-c", program, "", package], check=False, capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("diskcache_like.errors.MissingDependency")

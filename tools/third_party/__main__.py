@@ -93,7 +93,8 @@ def totals(python: Path, tests: Path, project: Project, through: tuple[str, ...]
     """Run the tests and read the totals from what pytest prints."""
     options = ["-m", "pytest", "-rfE", "--tb=no", "-p", "no:cacheprovider", "--color=no"]
     command = [str(python), *through, *options, *project.tests, *project.deselected]
-    output = run(command, tests, TESTING, PYTHONPATH=str(ROOT), COLUMNS="200")
+    environment = {"PYTHONPATH": str(ROOT), "COLUMNS": "200", **dict(project.environment)}
+    output = run(command, tests, TESTING, **environment)
     last = re.findall(r"^=+ (.*) in [\d.]+s.*=+$", output, re.MULTILINE)
     if not last:
         raise SystemExit(f"no totals from {project.requirement}:\n{output}")

@@ -26,6 +26,7 @@ class Project(NamedTuple):
     integration: bool = False  # they run on a module of `diskcache_like.integrations` then
     folder: str = "tests"  # where the tests lie in the distribution
     passed_over: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (reason, tests that are not run for it)
+    environment: tuple[tuple[str, str], ...] = ()
 
     @property
     def name(self) -> str:
@@ -125,6 +126,33 @@ INTEGRATIONS = (
         repository=("https://github.com/pallets-eco/flask-session", "0.8.0"),
         beside="FileSystemCache",
         adapters=(("flask_session_suite.py", "conftest.py"),),
+        integration=True,
+    ),
+    Project(
+        "requests-cache==1.3.3",
+        "the tests for every storage and every backend",
+        ("tests/integration/test_memory.py",),
+        (
+            "itsdangerous",
+            "pytest-httpbin",
+            "pytest-rerunfailures",
+            "requests-mock",
+            "responses",
+            "rich",
+            "time-machine",
+            "ujson",
+        ),
+        beside="its storage in memory",
+        adapters=(("requests_cache_suite.py", "tests/integration/test_memory.py"),),
+        integration=True,
+        environment=(("USE_PYTEST_HTTPBIN", "true"),),
+    ),
+    Project(
+        "dogpile.cache==1.5.0",
+        "its fixtures for backends, serializers and mutexes",
+        ("tests/cache/test_dbm_backend.py", "-o", "addopts=", "-p", "no:warnings"),
+        beside="its backend on dbm",
+        adapters=(("dogpile_suite.py", "tests/cache/test_dbm_backend.py"),),
         integration=True,
     ),
 )
