@@ -3,5 +3,7 @@
 - `cachelib`: a cache for cachelib, and so for Flask-Caching and Flask-Session
 - `dogpile`: a backend for dogpile.cache
 - `hosts`: what all of them need
+- `key_value`: a store for py-key-value, and so for FastMCP
+- `langchain`, `langgraph`: caches of answers and of results, and a store
 - `requests_cache`: a backend for requests-cache
 """

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Iterator
 from typing import Any
 
 from ..cache import Cache, without_face
 from ..errors import missing_dependency
+
+LONGEST = 200  # bytes of a name that is a tag
 
 Given = Any  # a directory, a Cache, FanoutCache or namespace, or the `aio` of one
 
@@ -31,3 +34,9 @@ def opened(cache: Given, **settings: Any) -> Cache:
     if settings:
         raise TypeError(f"settings {sorted(settings)} are for a directory: give them to the cache where it is opened")
     return without_face(cache)
+
+
+def tag_of(name: str) -> str:
+    """Return the tag for a name: the name itself, or its digest if it is too long for a tag."""
+    encoded = name.encode()
+    return name if len(encoded) <= LONGEST else hashlib.blake2b(encoded, digest_size=16).hexdigest()

@@ -17,6 +17,9 @@ from .test_without_libraries import PRELUDE
 HOSTS = {  # extra and module: what they import
     "cachelib": "cachelib",
     "dogpile": "dogpile",
+    "key-value": "key_value",
+    "langchain": "langchain_core",
+    "langgraph": "langgraph",
     "requests-cache": "requests_cache",
 }
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

@@ -155,6 +155,61 @@ INTEGRATIONS = (
         adapters=(("dogpile_suite.py", "tests/cache/test_dbm_backend.py"),),
         integration=True,
     ),
+    # What the project asks of every store, and of its wrappers around one; the rest needs servers.
+    Project(
+        "py-key-value-aio==0.4.4",
+        "a store, alone and in the project's wrappers",
+        ("tests/stores/disk/test_disk.py", "tests/stores/wrappers", "-o", "addopts="),
+        (
+            "cachetools",
+            "cryptography",
+            "dirty-equals",
+            "inline-snapshot",
+            "pathvalidate",
+            "pydantic",
+            "pytest-asyncio",
+        ),
+        repository=("https://github.com/strawgate/py-key-value", "0.4.4"),
+        beside="its stores on DiskCache and in memory",
+        integration=True,
+        adapters=(
+            ("key_value_suite.py", "tests/stores/disk/test_disk.py"),
+            ("key_value_suite.py", "tests/stores/wrappers/conftest.py"),
+        ),
+    ),
+    Project(
+        "langchain-tests==1.1.9",
+        "the tests for every cache and store",
+        ("tests/unit_tests", "-k", "InMemoryCache or InMemoryStore", "--asyncio-mode=auto"),
+        beside="its cache and store in memory",
+        adapters=(
+            ("langchain_suite.py", "tests/unit_tests/test_in_memory_cache.py"),
+            ("__init__.py", "tests/unit_tests/test_in_memory_base_store.py"),
+        ),
+        integration=True,
+    ),
+    Project(
+        "langgraph-checkpoint==4.3.2",
+        "the tests of its cache in Redis",
+        ("tests/test_redis_cache.py", "--asyncio-mode=auto"),
+        ("pytest-asyncio", "redis"),
+        beside="its cache in Redis",
+        adapters=(("langgraph_suite.py", "conftest.py"),),
+        integration=True,
+        passed_over=(
+            (
+                "that nothing is found or stored without a server",
+                tuple(
+                    f"tests/test_redis_cache.py::TestRedisCache::test_redis_unavailable_{name}"
+                    for name in ("get", "set", "async")
+                ),
+            ),
+            (
+                "its keys in Redis",
+                ("tests/test_redis_cache.py::TestRedisCache::test_corrupted_data_handling",),
+            ),
+        ),
+    ),
 )
 
 PROJECTS = {
@@ -208,27 +263,6 @@ PROJECTS = {
             ("tests", "--asyncio-mode=auto", "--reruns=5", "-m", "diskcache and not redis"),
             ("hypothesis", "pytest-asyncio", "pytest-rerunfailures"),
             conftest=CASHEWS,
-        ),
-        # What the project asks of every store, and of its wrappers around one; the rest needs servers.
-        Project(
-            "py-key-value-aio==0.4.4",
-            "a store, alone and in the project's wrappers",
-            ("tests/stores/disk/test_disk.py", "tests/stores/wrappers", "-o", "addopts="),
-            (
-                "cachetools",
-                "cryptography",
-                "dirty-equals",
-                "inline-snapshot",
-                "pathvalidate",
-                "pydantic",
-                "pytest-asyncio",
-            ),
-            repository=("https://github.com/strawgate/py-key-value", "0.4.4"),
-            beside="its stores on DiskCache and in memory",
-            adapters=(
-                ("key_value_store.py", "tests/stores/disk/test_disk.py"),
-                ("key_value_store.py", "tests/stores/wrappers/conftest.py"),
-            ),
         ),
         # Without the tests that need a server.
         Project(
