@@ -1,6 +1,7 @@
 """What other libraries get of a cache: a module for each, which imports that library only.
 
 - `cachelib`: a cache for cachelib, and so for Flask-Caching and Flask-Session
+- `celery`: a backend for results of Celery
 - `dogpile`: a backend for dogpile.cache
 - `hosts`: what all of them need
 - `key_value`: a store for py-key-value, and so for FastMCP

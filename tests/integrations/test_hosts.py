@@ -16,6 +16,7 @@ from .test_without_libraries import PRELUDE
 
 HOSTS = {  # extra and module: what they import
     "cachelib": "cachelib",
+    "celery": "celery",
     "dogpile": "dogpile",
     "key-value": "key_value",
     "langchain": "langchain_core",

@@ -210,6 +210,52 @@ INTEGRATIONS = (
             ),
         ),
     ),
+    Project(
+        "celery==5.7.0",
+        "the tests of key-value backends, and of the one in files",
+        (
+            "t/unit/backends/test_base.py",
+            "t/unit/backends/test_filesystem.py",
+            "-k",
+            "KeyValueStoreBackend or compression or FilesystemBackend",
+            *("-p", "celery.contrib.pytest"),
+        ),
+        ("msgpack", "pytest-subtests", "pyyaml"),
+        folder="t",
+        beside="its backends in memory and in files",
+        adapters=(("celery_suite.py", "conftest.py"),),
+        integration=True,
+        passed_over=(
+            (
+                "chords without a counter",
+                tuple(
+                    f"t/unit/backends/test_base.py::test_KeyValueStoreBackend::{name}"
+                    for name in ("test_on_chord_part_return", "test_chord_apply_fallback")
+                ),
+            ),
+            (
+                "private parts of the backends",
+                (
+                    "t/unit/backends/test_base.py::test_result_compression_binary_serializer::test_store_and_get_binary_result",
+                ),
+            ),
+            (
+                "URLs and names of files",
+                tuple(
+                    f"t/unit/backends/test_filesystem.py::test_FilesystemBackend::{name}"
+                    for name in (
+                        "test_a_path_in_url",
+                        "test_raises_meaningful_errors_for_invalid_urls",
+                        "test_localhost_is_removed_from_url",
+                        "test_mark_as_done_writes_file",
+                        "test_compressed_binary_serializer_result_round_trips",
+                        "test_forget_deletes_file",
+                        "test_cleanup",
+                    )
+                ),
+            ),
+        ),
+    ),
 )
 
 PROJECTS = {
