@@ -3,8 +3,10 @@
 - `cachelib`: a cache for cachelib, and so for Flask-Caching and Flask-Session
 - `celery`: a backend for results of Celery
 - `dogpile`: a backend for dogpile.cache
+- `hishel`: storages for hishel 2, on `responses`
 - `hosts`: what all of them need
 - `key_value`: a store for py-key-value, and so for FastMCP
 - `langchain`, `langgraph`: caches of answers and of results, and a store
 - `requests_cache`: a backend for requests-cache
+- `responses`: heads and bodies of HTTP responses
 """

@@ -18,6 +18,7 @@ HOSTS = {  # extra and module: what they import
     "cachelib": "cachelib",
     "celery": "celery",
     "dogpile": "dogpile",
+    "hishel": "hishel",
     "key-value": "key_value",
     "langchain": "langchain_core",
     "langgraph": "langgraph",
