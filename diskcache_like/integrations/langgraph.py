@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -59,7 +60,9 @@ class LangGraphCache(BaseCache[Any]):
             await self.cache.aio.evict(tags=map(_tag, namespaces), retry=True)
 
     def _dumped(self, value: Any) -> Any:
-        return self.serde.dumps_typed(value) if self._has_serde else value
+        if self._has_serde:
+            return self.serde.dumps_typed(value)
+        return tuple(value) if isinstance(value, deque) else value  # what a node wrote: plain data if each write is
 
     def _loaded(self, found: dict[Key, Any]) -> dict[Key, Any]:
         return {key: self.serde.loads_typed(value) for key, value in found.items()} if self._has_serde else found

@@ -11,6 +11,8 @@ DISKCACHE = "diskcache==5.6.3"
 class Project(NamedTuple):
     """A source distribution and what to run of its tests.
 
+    `adapters` take the places of a project's own files, or are a `conftest.py` that replaces what the tests ask for.
+
     Where those are not in it, they come from the repository: its address, and the tag of the same version.
     """
 
@@ -88,42 +90,55 @@ ASYNC_LRU = {
 }
 
 HISHEL = ("async", "sync")
-HISHEL_PASSED_OVER = {
-    "its tables, statements and files": (
-        "round_trip_rechunks_and_returns_exact_body",
-        "ttl_hides_then_next_write_deletes",
-        "frequent_reads_do_not_write",
-        "remove_racing_with_lookup_touch_stays_removed",
-        "reader_raises_when_entry_deleted_mid_read",
-        "storage_failure_mid_stream_does_not_fail_consumer",
-        "create_entry_failure_serves_uncached",
-        "corrupt_row_does_not_break_lookup_or_cleanup",
-        "old_database_is_refused_and_left_untouched",
-        "connection_with_tables_of_its_own_is_left_untouched",
-        "switch_to_wal_retries_while_locked",
-        "switch_to_wal_only_retries_locks",
-        "database_failures_do_not_fail_the_caller",
-        "queries_use_indexes",
-        "cost_with_100k_entries",
-        "entries_get_their_id_and_key_from_the_row_not_the_blob",
-        "eviction_between_select_and_touch_is_a_miss_not_an_error",
-        "only_the_evicted_entry_is_skipped",
-        "removal_between_select_and_touch_is_a_miss",
-        "failed_touch_still_serves_the_entry",
-        "try_write_reports_rows_changed_or_failure",
-    ),
-    "`max_size`: the cache has a limit": (
-        "lru_evicts_least_recently_used_and_stops_when_it_fits",
-        "database_stays_near_limit_over_many_writes",
-        "cache_full_of_recently_used_entries_stops_storing_but_serves",
-        "too_big_response_is_not_cached_but_fully_delivered[kwargs1]",
-    ),
-    "when the space of a removed response is free": (
-        "remove_hides_immediately_and_is_deleted_after_grace",
-        "crashed_writer_is_removed_after_grace",
-    ),
-    "readers go on, however slow they are": ("stalled_reader_past_grace_raises_instead_of_truncating",),
-    "a closed cache opens again": ("closed_storage_raises_and_does_not_reopen",),
+STORAGE, CLIENT = "tests/_core/_{}/test_sqlite_storage.py", "tests/test_{}_httpx.py"
+HISHEL_PASSED_OVER: dict[str, dict[str, tuple[str, ...]]] = {
+    "its tables, statements and files": {
+        STORAGE: (
+            "round_trip_rechunks_and_returns_exact_body",
+            "ttl_hides_then_next_write_deletes",
+            "frequent_reads_do_not_write",
+            "remove_racing_with_lookup_touch_stays_removed",
+            "reader_raises_when_entry_deleted_mid_read",
+            "storage_failure_mid_stream_does_not_fail_consumer",
+            "create_entry_failure_serves_uncached",
+            "corrupt_row_does_not_break_lookup_or_cleanup",
+            "old_database_is_refused_and_left_untouched",
+            "connection_with_tables_of_its_own_is_left_untouched",
+            "switch_to_wal_retries_while_locked",
+            "switch_to_wal_only_retries_locks",
+            "database_failures_do_not_fail_the_caller",
+            "queries_use_indexes",
+            "cost_with_100k_entries",
+            "entries_get_their_id_and_key_from_the_row_not_the_blob",
+            "eviction_between_select_and_touch_is_a_miss_not_an_error",
+            "only_the_evicted_entry_is_skipped",
+            "removal_between_select_and_touch_is_a_miss",
+            "failed_touch_still_serves_the_entry",
+            "try_write_reports_rows_changed_or_failure",
+        ),
+        CLIENT: ("unsafe_request_still_succeeds_when_the_database_is_locked",),
+    },
+    "`max_size`: the cache has a limit": {
+        STORAGE: (
+            "lru_evicts_least_recently_used_and_stops_when_it_fits",
+            "database_stays_near_limit_over_many_writes",
+            "cache_full_of_recently_used_entries_stops_storing_but_serves",
+            "too_big_response_is_not_cached_but_fully_delivered[kwargs1]",
+        ),
+    },
+    "when the space of a removed response is free": {
+        STORAGE: (
+            "remove_hides_immediately_and_is_deleted_after_grace",
+            "crashed_writer_is_removed_after_grace",
+        ),
+    },
+    "readers go on, however slow they are": {
+        STORAGE: ("stalled_reader_past_grace_raises_instead_of_truncating",),
+    },
+    "a closed cache opens again": {
+        STORAGE: ("closed_storage_raises_and_does_not_reopen",),
+        CLIENT: ("closing_transport_closes_upstream_and_storage",),
+    },
 }
 
 # Their suites for a backend of their own, with an adapter in its place.
@@ -222,7 +237,7 @@ INTEGRATIONS = (
         ("tests/unit_tests", "-k", "InMemoryCache or InMemoryStore", "--asyncio-mode=auto"),
         beside="its cache and store in memory",
         adapters=(
-            ("langchain_suite.py", "tests/unit_tests/test_in_memory_cache.py"),
+            ("langchain_suite.py", "tests/unit_tests/test_in_memory_cache.py"),  # those of the next file, too
             ("__init__.py", "tests/unit_tests/test_in_memory_base_store.py"),
         ),
         integration=True,
@@ -297,10 +312,11 @@ INTEGRATIONS = (
     ),
     Project(
         "hishel==2.0.0",
-        "the tests of its storages in SQLite",
+        "the tests of its storages in SQLite, and of its clients for httpx and requests",
         (
-            "tests/_core/_async/test_sqlite_storage.py",
-            "tests/_core/_sync/test_sqlite_storage.py",
+            *(f"tests/_core/_{kind}/test_sqlite_storage.py" for kind in HISHEL),
+            *(f"tests/test_{kind}_httpx.py" for kind in HISHEL),
+            "tests/test_requests.py",
         ),
         ("anyio", "anysqlite", "fakeredis", "httpx", "httpx2", "inline-snapshot", "requests", "time-machine"),
         beside="its storages in SQLite",
@@ -309,9 +325,14 @@ INTEGRATIONS = (
         passed_over=tuple(
             (
                 reason,
-                tuple(f"tests/_core/_{kind}/test_sqlite_storage.py::test_{name}" for kind in HISHEL for name in names),
+                tuple(
+                    f"{file.format(kind)}::test_{name}"
+                    for kind in HISHEL
+                    for file, names in files.items()
+                    for name in names
+                ),
             )
-            for reason, names in HISHEL_PASSED_OVER.items()
+            for reason, files in HISHEL_PASSED_OVER.items()
         ),
     ),
 )

@@ -7,8 +7,11 @@ import time
 from functools import partial
 from typing import Any
 
+import hishel
 import pytest
 from hishel._core._storages import _async_sqlite, _sync_sqlite
+from hishel.httpx import _async as httpx_async
+from hishel.httpx import _sync as httpx_sync
 
 from diskcache_like import Cache
 from diskcache_like.integrations.hishel import AsyncHishelStorage, HishelStorage
@@ -42,8 +45,10 @@ class AsyncSqliteStorage(AsyncHishelStorage):
             await self.connection.close()
 
 
-vars(_sync_sqlite)["SqliteStorage"] = SqliteStorage
-vars(_async_sqlite)["AsyncSqliteStorage"] = AsyncSqliteStorage
+for module in (hishel, _sync_sqlite, httpx_sync):
+    vars(module)["SqliteStorage"] = SqliteStorage
+for module in (hishel, _async_sqlite, httpx_async):
+    vars(module)["AsyncSqliteStorage"] = AsyncSqliteStorage
 
 
 def count(storage: Any, kind: str) -> int:
