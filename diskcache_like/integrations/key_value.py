@@ -32,8 +32,8 @@ class KeyValueStore(
     """A store whose collections are the tags of a cache; `async with` closes one that it opened.
 
     `cache`: a directory, or a Cache, FanoutCache or namespace, or the `aio` of one, for this store alone; `settings`:
-    for the cache in a directory. Without a `size_limit` of 0 entries are evicted, as from any cache. A collection whose
-    name takes more than 200 bytes is listed by a digest of it.
+    for the cache in a directory. Entries are evicted, as from any cache, unless that has `eviction_policy="none"`. A
+    collection whose name takes more than 200 bytes is listed by a digest of it.
     """
 
     def __init__(
