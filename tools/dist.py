@@ -67,7 +67,8 @@ def check(built: Built) -> None:
     archived = archive_names(built.source)
     if (working := tracked()) is not None:
         refuse_difference(built.source.name, working - OF_GIT, archived - GENERATED)
-    modules = {name for name in archived if name.startswith(f"{PACKAGE}/") and not name.endswith((".c", ".h"))}
+    parts = (f"{PACKAGE}/", f"{PACKAGE}_pytest.py")
+    modules = {name for name in archived if name.startswith(parts) and not name.endswith((".c", ".h"))}
     names = wheel_names(built.wheel)
     refuse_difference(built.wheel.name, modules, {name for name in names if not is_core(name)})
     if (cores := sum(map(is_core, names))) != 1:

@@ -4,7 +4,7 @@
 installs what their tests need (a few hundred megabytes). Each project gets an environment of its own, so that their
 requirements cannot meet. The tests are run as they were published: what is passed over is said in `projects`, with the
 reason. Those for DiskCache run through `diskcache_like.compat`, others with files of `adapters` in place of the
-project's own fixtures.
+project's own fixtures: on `AsyncCache`, or on a module of `diskcache_like.integrations`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ ADAPTERS = Path(__file__).parent / "adapters"
 ROOT = ADAPTERS.parent.parent.parent
 INSTALLING = 900  # seconds
 TESTING = 600
+DISKCACHE_HEADS = ("with DiskCache", "on diskcache_like")
+ASYNC_HEADS = ("as it is", "on AsyncCache")
+HOST_HEADS = ("as it is", "on the adapter")
 
 
 class Totals(NamedTuple):
@@ -77,7 +80,7 @@ def prepare(project: Project, folder: Path) -> tuple[Path, Path]:
     run([str(python), "-m", "pip", "install", "-q", *wanted], folder, INSTALLING)
     alone = folder / "tests-alone"  # beside the source lies the package, which would be imported instead
     alone.mkdir()
-    shutil.copytree(source / "tests", alone / "tests")
+    shutil.copytree(source / project.folder, alone / project.folder)
     for name in ("conftest.py", "pyproject.toml", "pytest.ini"):
         if (source / name).exists():
             shutil.copy(source / name, alone)
@@ -89,7 +92,9 @@ def prepare(project: Project, folder: Path) -> tuple[Path, Path]:
 def totals(python: Path, tests: Path, project: Project, through: tuple[str, ...]) -> Totals:
     """Run the tests and read the totals from what pytest prints."""
     options = ["-m", "pytest", "-rfE", "--tb=no", "-p", "no:cacheprovider", "--color=no"]
-    output = run([str(python), *through, *options, *project.tests], tests, TESTING, PYTHONPATH=str(ROOT), COLUMNS="200")
+    command = [str(python), *through, *options, *project.tests, *project.deselected]
+    environment = {"PYTHONPATH": str(ROOT), "COLUMNS": "200", **dict(project.environment)}
+    output = run(command, tests, TESTING, **environment)
     last = re.findall(r"^=+ (.*) in [\d.]+s.*=+$", output, re.MULTILINE)
     if not last:
         raise SystemExit(f"no totals from {project.requirement}:\n{output}")
@@ -111,14 +116,22 @@ def compare(project: Project, folder: Path) -> tuple[Totals, Totals]:
     return theirs, totals(python, adapted, project, ())
 
 
+def heads_of(project: Project) -> tuple[str, str]:
+    """Return what the last two columns of the project's table are called."""
+    if project.integration:
+        return HOST_HEADS
+    return ASYNC_HEADS if project.beside else DISKCACHE_HEADS
+
+
 def main() -> None:
     """Compare the projects that are named, or all, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("project", nargs="*", choices=[[], *PROJECTS], help="which (default: all)")
     parser.add_argument("--keep", metavar="FOLDER", type=Path, help="work there and leave it; must not exist yet")
     given = parser.parse_args()
-    rows: dict[bool, list[str]] = {False: [], True: []}  # whether they run on AsyncCache
+    rows: dict[tuple[str, str], list[str]] = {DISKCACHE_HEADS: [], ASYNC_HEADS: [], HOST_HEADS: []}
     details = []
+    passed_over = []
     with tempfile.TemporaryDirectory(prefix="third-party-") as temporary:
         folder = (given.keep or Path(temporary)).absolute()
         for name in given.project or PROJECTS:
@@ -126,12 +139,15 @@ def main() -> None:
             project = PROJECTS[name]
             theirs, ours = compare(project, folder / name)
             beside = f"{project.beside}: " if project.beside else ""
-            rows[bool(project.beside)].append(f"| {project.requirement} | {project.uses} | {beside}{theirs} | {ours} |")
+            rows[heads_of(project)].append(f"| {project.requirement} | {project.uses} | {beside}{theirs} | {ours} |")
             details += [f"{name}: {test}" for test in ours.failed if test not in theirs.failed]
-    for is_async, heads in ((False, ("with DiskCache", "on diskcache_like")), (True, ("as it is", "on AsyncCache"))):
-        if rows[is_async]:
+            passed_over += [f"{name}: {reason}: {', '.join(tests)}" for reason, tests in project.passed_over]
+    for heads, lines in rows.items():
+        if lines:
             heading = f"| project | what it uses | {heads[0]} | {heads[1]} |\n|---|---|---|---|\n"
-            sys.stdout.write(heading + "\n".join(rows[is_async]) + "\n\n")
+            sys.stdout.write(heading + "\n".join(lines) + "\n\n")
+    if passed_over:
+        sys.stdout.write("Passed over:\n" + "\n".join(passed_over) + "\n")
     if details:
         sys.stdout.write("Pass as they are, fail here:\n" + "\n".join(details) + "\n")
 

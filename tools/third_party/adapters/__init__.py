@@ -1,1 +1,1 @@
-"""What is put beside other projects' tests so that they run on `AsyncCache`; imported there, never from here."""
+"""What is put beside other projects' tests so that they run on this package; imported there, never from here."""

@@ -15,7 +15,7 @@ from aiocache.serializers import NullSerializer
 from diskcache_like import AsyncCache
 
 
-class AsyncCacheBackend(BaseCache):  # type: ignore[misc]
+class AsyncCacheBackend(BaseCache):
     """Values are kept as they are, unless another serializer is given; no lifetime or 0 is for ever."""
 
     NAME = "diskcache_like"

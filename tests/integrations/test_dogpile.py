@@ -1,0 +1,62 @@
+"""What dogpile.cache's own tests, which `make third-party` runs, do not ask of the adapter."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from dogpile.cache import make_region
+
+from diskcache_like import Cache
+from diskcache_like.integrations.dogpile import DogpileBackend
+
+from ..support.cache_kinds import Clock
+from ..support.project import ROOT
+
+
+def region(cache: Cache, options: Any = None, **arguments: Any) -> Any:
+    made = make_region(**options or {})
+    made.configure("diskcache_like", arguments={"cache": cache, **arguments})
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> None:
+    from dogpile.cache.backends import register_backend
+
+    entry = 'diskcache_like = "diskcache_like.integrations.dogpile:DogpileBackend"'
+    assert f'[project.entry-points."dogpile.cache"]\n{entry}' in (ROOT / "pyproject.toml").read_text()
+    register_backend("diskcache_like", DogpileBackend.__module__, DogpileBackend.__name__)
+
+
+def test_values_are_plain_data_where_their_payloads_are(cache: Cache) -> None:
+    region(cache).set_multi({"key": {"a": [1]}, "other": 2})
+    with Cache(cache.directory, pickle="never") as other:
+        assert region(other).get_multi(["key", "other"]) == [{"a": [1]}, 2]
+
+
+def test_a_region_may_have_a_serializer_of_its_own(cache: Cache) -> None:
+    options = {"serializer": lambda value: json.dumps(value).encode(), "deserializer": json.loads}
+    region(cache, options).set("key", [1])
+    assert cache["key"].endswith(b"|[1]")
+    assert region(cache, options).get("key") == [1]
+
+
+def test_entries_are_kept_as_long_as_the_region_says(cache: Cache, clock: Clock) -> None:
+    region(cache, expire=10).set("key", 1)
+    clock.now += 10
+    assert not region(cache).get("key")
+
+
+def test_one_at_a_time_may_create_a_value_until_its_lease_ends(cache: Cache, clock: Clock) -> None:
+    first, second = (region(cache, lock_timeout=30).backend for _ in range(2))
+    mutex = first.get_mutex("key")
+    assert mutex.acquire()
+    assert first.has_lock_timeout()
+    assert not second.get_mutex("key").acquire(False)
+    assert second.get_mutex("other").acquire(False)
+    clock.now += 30
+    assert second.get_mutex("key").acquire(False)
+    mutex.release()  # the lease is another's by now, and stays that
+    assert second.get_mutex("key").locked()
