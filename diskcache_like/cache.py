@@ -29,7 +29,7 @@ from .entries.handle import Handle, Opening
 from .entries.hot import KIND, NEGATIVE_HIT, PLAIN_TYPES, HotLayer
 from .entries.loading import ENOVAL, EXPIRED, Loader, hot_expiry
 from .entries.options import Arguments
-from .entries.row_codec import Expiry, Location, RowCodec, discard, with_expiry, with_metadata
+from .entries.row_codec import KEEP, Expiry, Location, RowCodec, discard, kept, with_expiry, with_metadata
 from .errors import CacheError, DirectoryError, Timeout, TransactionError, ValueTooLarge, named
 from .memoizing.computed import Computed
 from .memoizing.computing import Place
@@ -40,7 +40,7 @@ from .operations.queues import Queues
 from .operations.streams import Streams
 from .settings.misuse import NoOthers, in_pairs, several, unexpected, wrong
 from .storage.interface import EntryStore
-from .storage.store import REMOVE, Change, Row
+from .storage.store import REMOVE, Change
 from .system.blocking import may_block
 
 if TYPE_CHECKING:
@@ -380,10 +380,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     ) -> bool:
         """Store `value` under `key`, replacing what was there; return False if it can never fit the size limit.
 
-        `expire`: seconds from now, None for never. `read`: `value` is a binary file object, read to its end. `tag`, or
-        `tags` for several (64 at most): what `evict` and listings find it by. `if_version`: store it, and return True,
-        only if the live entry still has this `Entry.version`; None means that there must be none. Atomic. Raises
-        Timeout, ExpiryError, TagError, KeyEncodeError, ValueEncodeError, DiskFull; nothing changes then.
+        `expire`: seconds from now, None for never, KEEP for that of the live entry, if there is one. `read`: `value` is
+        a binary file object, read to its end. `tag`, or `tags` for several (64 at most): what `evict` and listings find
+        it by. `if_version`: store it, and return True, only if the live entry still has this `Entry.version`; None
+        means that there must be none. Atomic. Raises Timeout, ExpiryError, TagError, KeyEncodeError, ValueEncodeError,
+        DiskFull; nothing changes then.
         """
         if others:
             raise unexpected(Cache.set, others)
@@ -391,7 +392,9 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         stored_key, home, store = location = rows.locate(key)
         metadata = NO_METADATA
         if expire is not None or tag is not None or tags is not None:
-            metadata = rows.metadata(expire, pack_tags(tag, tags, key))
+            metadata = rows.metadata_or_keep(expire, pack_tags(tag, tags, key))
+            if expire is KEEP and if_version is ANY_VERSION:
+                return self._set_if(key, value, read, metadata, retry, lambda _: True, early=True)
         if if_version is not ANY_VERSION:
             if if_version is not None and type(if_version) is not int:
                 raise TypeError(f"if_version is {if_version!r:.80}, expected the version of an Entry, or None")
@@ -454,15 +457,19 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         location, missing = place or (rows.locate(key), 0)
         stored_key, home, store = location
         encoded = rows.encode(store, value, read, key)
-        is_met = False
+        is_met, final = False, kept(metadata, None)
 
         def decide(packed: bytes | None) -> Change:
-            nonlocal is_met
-            is_met = condition(rows.live_own(key, location, packed))
-            return row if is_met else None
+            nonlocal is_met, final
+            record = rows.live_own(key, location, packed)
+            is_met = condition(record)
+            if metadata.expire is not KEEP:
+                return row if is_met else None
+            final = kept(metadata, record)
+            return rows.row(key, location, encoded, final) if is_met else None
 
         try:
-            row = rows.row(key, location, encoded, metadata)
+            row = rows.row(key, location, encoded, final)
             if rows.is_oversize(row):
                 raise rows.too_large(key)
             stamp = store.update(home, stored_key, decide, wait, early, missing)
@@ -472,7 +479,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         if not is_met:
             discard(store, encoded)
             return False
-        self._loader.keep_written(key, location, stamp, hot_expiry(metadata), value, encoded)
+        self._loader.keep_written(key, location, stamp, hot_expiry(final), value, encoded)
         return True
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -497,7 +504,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         """
         if others:
             raise unexpected(Cache.set_many, others)
-        metadata = self._rows.metadata(expire, pack_tags(tag, tags))
+        metadata = self._rows.metadata_or_keep(expire, pack_tags(tag, tags))
         pairs = (
             items.items()
             if isinstance(items, Mapping)
@@ -515,7 +522,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     def _set_batch(self, items: Iterable[tuple[Any, Any, Metadata]], wait: float | None) -> int:
         """Store (key, value, metadata) of each item, a transaction per shard; return how many fit."""
         rows = self._rows
-        groups: dict[EntryStore, list[tuple[int, bytes, bytes | Row]]] = {}
+        groups: dict[EntryStore, list[tuple[int, bytes, Any]]] = {}
         written: list[tuple[EntryStore, Encoded]] = []
         count = 0
         try:
@@ -523,20 +530,16 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                 stored_key, home, store = location = rows.locate(key)
                 encoded = rows.encode(store, value, False, key)
                 written.append((store, encoded))
-                row = rows.row(key, location, encoded, metadata)
+                row = rows.row(key, location, encoded, kept(metadata, None))
                 if rows.is_oversize(row):
                     discard(*written.pop())
                     continue
-                groups.setdefault(store, []).append((home, stored_key, row))
+                what = rows.keeping(key, location, encoded, metadata) if metadata.expire is KEEP else row
+                groups.setdefault(store, []).append((home, stored_key, what))
             if len(groups) > 1:
                 may_block()  # after the first shard it is too late to begin anew: others may have written there since
             for store, wanted in groups.items():
-                if len(wanted) == 1:
-                    store.put(*wanted[0], wait)  # which is atomic by itself
-                else:
-                    for attempt in store.attempts():
-                        with attempt, store.transaction(wait):
-                            store.put_many(wanted)
+                _write_together(store, wanted, wait)
                 written = [pair for pair in written if pair[0] is not store]
                 count += len(wanted)
         except BaseException as error:
@@ -837,6 +840,21 @@ def _unopened(kind: type[Cache], options: dict[str, Any]) -> Cache:
     cache = kind.__new__(kind)
     cache._unpickled = options
     return cache
+
+
+def _write_together(store: EntryStore, wanted: list[tuple[int, bytes, Any]], wait: float | None) -> None:
+    """Write the rows of (place, stored key, row) in one transaction; or, instead of rows, what decides on them."""
+    decides = callable(wanted[0][2])
+    if len(wanted) == 1 and not decides:
+        store.put(*wanted[0], wait)  # which is atomic by itself
+        return
+    for attempt in store.attempts():
+        with attempt, store.transaction(wait):
+            if not decides:
+                store.put_many(wanted)
+                continue
+            for home, stored_key, decide in wanted:
+                store.update(home, stored_key, decide, wait)
 
 
 def _countable(key: Any, name: str, number: Any) -> Any:

@@ -8,10 +8,11 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, Final
 from zlib import crc32
 
+from ..disk.contract import Constant
 from ..disk.value_files import Encoded
 from ..encoding import file_names, keys
 from ..encoding.record import (
@@ -43,7 +44,7 @@ from ..errors import (
     named,
 )
 from ..storage.interface import EntryStore
-from ..storage.store import Row, Store, Touch
+from ..storage.store import Decide, Row, Store, Touch
 from ..system.callers import warn
 from ..system.signals import suppress
 from . import encryption
@@ -59,7 +60,8 @@ _NO_MORE = [*NO_METADATA[2:]]  # metadata beside expiry and tags
 _number = int.from_bytes
 
 _column = functools.lru_cache(maxsize=64, typed=True)(keys.encode_key)
-Expiry = float | timedelta | str  # from now: seconds, a timedelta, or text such as "2h5m"
+Expiry = float | timedelta | datetime | str  # from now: seconds, a timedelta, text such as "2h5m"; or a moment
+KEEP: Any = Constant("KEEP")  # as the expiry of a write: that of the entry which it replaces
 Location = tuple[bytes, int, EntryStore]  # of a key: its stored key, the hash of that, and the store that it lives in
 
 
@@ -138,6 +140,14 @@ class RowCodec:
             if read or not store.make_room(self._handle.timeout):
                 raise
         return store.disk.encode(value, read, key)
+
+    def keeping(self, key: Any, location: Location, encoded: Encoded, metadata: Metadata) -> Decide:
+        """Return what stores a value and leaves the entry its expiry."""
+
+        def decide(packed: bytes | None) -> bytes | Row:
+            return self.row(key, location, encoded, kept(metadata, self.live_own(key, location, packed)))
+
+        return decide
 
     def row(self, key: Any, location: Location, encoded: Encoded, metadata: Metadata) -> bytes | Row:
         """Return what the store writes: a whole row, or only the record if the row has nothing else."""
@@ -244,12 +254,18 @@ class RowCodec:
         expiry = None if expire is None else self.expiry(expire)
         return Metadata(expiry, packed_tags) if packed_tags or expiry is not None else NO_METADATA
 
+    def metadata_or_keep(self, expire: Any, packed_tags: bytes) -> Metadata:
+        """Do the same for a write that may leave an entry its expiry; KEEP is that of the metadata then, see `kept`."""
+        return Metadata(KEEP, packed_tags) if expire is KEEP else self.metadata(expire, packed_tags)
+
     def expiry(self, expire: Any) -> float | None:
         """Return the absolute expiry for `expire` seconds (or a timedelta) from now; None means never."""
         if expire is None:
             return None
         if (type(expire) is int or type(expire) is float) and 0 <= expire < _FAR:
             return self.clock() + expire
+        if isinstance(expire, datetime):
+            return moment_of(expire)
         seconds = seconds_of(expire)
         if seconds < 0:
             raise ExpiryError(f"expire is {expire!r}, expected seconds from now, 0 or more")
@@ -374,6 +390,23 @@ def without_version(metadata: Metadata) -> Metadata:
     return NO_METADATA if metadata == NO_METADATA else metadata
 
 
+def kept(metadata: Metadata, record: Record | None) -> Metadata:
+    """Return the metadata, with the expiry of the live record that it replaces if that is to stay."""
+    if metadata.expire is not KEEP:
+        return metadata
+    return metadata._replace(expire=None if record is None else record.metadata.expire)
+
+
+def moment_of(expire: datetime) -> float:
+    """Return the seconds since 1970 of an expiry; raise ExpiryError for one that no time zone makes a moment."""
+    if expire.utcoffset() is None:
+        raise ExpiryError(
+            f"expire is {expire!r}, expected seconds from now, or a datetime with a time zone: local time gets one by"
+            " .astimezone(), and the present has one in datetime.now(timezone.utc)"
+        )
+    return max(expire.timestamp(), 0.0)
+
+
 def seconds_of(expire: Any) -> float:
     """Return the seconds of a lifetime, infinity for None; text is numbers with a unit (ms, s, m, h, d, w).
 
@@ -392,7 +425,8 @@ def seconds_of(expire: Any) -> float:
         seconds = math.nan
     if math.isnan(seconds):
         raise ExpiryError(
-            f"expire is {expire!r}, expected seconds from now, a timedelta, text such as '90s', '2h5m' or '1d', or None"
+            f"expire is {expire!r}, expected seconds from now, a timedelta, text such as '90s', '2h5m' or '1d', a"
+            " datetime with a time zone, or None"
         )
     return seconds
 

@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from ..encoding.classes import PROCESS_REGISTRY
 from ..encoding.made_keys import HIDDEN
 from ..encoding.record import ETAG_LIMIT, Metadata
 from ..encoding.tags import join_hidden, pack_tags, split_tags
-from ..entries.row_codec import Expiry, seconds_of
+from ..entries.row_codec import Expiry, moment_of, seconds_of
 from ..errors import ExpiryError, SettingError, TagError
 
 RENEWAL_PAUSE = 1.0  # seconds after a renewal has failed before another one begins
@@ -30,6 +31,19 @@ def _lifetime(name: str, given: Any) -> float:
         if seconds >= 0:
             return seconds
     raise ExpiryError(f"{name} is {given!r}, expected seconds, 0 or more, a timedelta, or text such as '90s' or '2h5m'")
+
+
+def _check_expiry(name: str, given: Any) -> None:
+    """Raise ExpiryError for what is no expiry."""
+    if isinstance(given, datetime):
+        moment_of(given)
+    else:
+        _lifetime(name, given)
+
+
+def _seconds_until(given: Any, now: float) -> float:
+    """Return the seconds from a moment until an expiry."""
+    return moment_of(given) - now if isinstance(given, datetime) else seconds_of(given)
 
 
 def _is_amount(given: Any) -> bool:
@@ -119,8 +133,8 @@ class Rules:
             object.__setattr__(self, name, _lifetime(name, window))
         for name, seconds in (("expire", self.expire), ("none_expire", self.none_expire)):
             if seconds is not ... and not callable(seconds):
-                _lifetime(name, seconds)
-        _lifetime("error_expire", self.error_expire)
+                _check_expiry(name, seconds)
+        _check_expiry("error_expire", self.error_expire)
         self._check_numbers()
         self._check_words()
         if not (self.when is None or callable(self.when)):
@@ -182,12 +196,17 @@ class Rules:
     @cached_property
     def keeps(self) -> bool:
         """Tell whether a result may be kept at all."""
-        return self.expire is None or callable(self.expire) or seconds_of(self.expire) > 0
+        return self._varies or seconds_of(self.expire) > 0
 
     @cached_property
     def patience(self) -> float:
         """Return for how many seconds others wait for a computation at least."""
-        return 0.0 if callable(self.expire) or math.isinf(seconds := seconds_of(self.expire)) else seconds
+        return 0.0 if self._varies or math.isinf(seconds := seconds_of(self.expire)) else seconds
+
+    @property
+    def _varies(self) -> bool:
+        """Tell whether the lifetime is known only when there is a result."""
+        return callable(self.expire) or isinstance(self.expire, datetime)
 
     def metadata(self, value: Any, context: Computing, now: float, cost: float) -> Metadata | None:
         """Return how a result is kept, None if it is not kept."""
@@ -206,7 +225,7 @@ class Rules:
     def _kept(
         self, given: Any, value: Any, context: Computing, now: float, cost: float, windows: bool = True
     ) -> Metadata | None:
-        seconds = seconds_of(given)
+        seconds = _seconds_until(given, now)
         if not seconds > 0:
             return None
         seconds *= 1 - random.random() * self.jitter

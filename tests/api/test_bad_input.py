@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -273,6 +273,7 @@ BAD_EXPIRIES: list[Any] = [
     5j,
     10**400,
     datetime(2030, 1, 1),
+    date(2030, 1, 1),
     object(),
 ]
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from diskcache_like import (
+    KEEP,
     AsyncCache,
     Averager,
     BoundedSemaphore,
@@ -112,6 +113,13 @@ def _wrong_version(cache: Cache) -> bool:
     return cache.set("k", 2, if_version=cache.get_entry("k").version + 1)
 
 
+def _keep(cache: Cache) -> Any:
+    cache.touch("k", 500)
+    before = cache.get_entry("k").expire_time
+    done = cache.set("k", 2, KEEP), cache.set_many({"k": 2, "m": 3}, KEEP)
+    return *done, abs(cache.get_entry("k").expire_time - before) < 1  # the server counts milliseconds
+
+
 def _namespace(cache: Cache) -> Any:
     cache.namespace("n")["k"] = 2
     return cache["k"], cache.namespace("n")["k"]
@@ -124,6 +132,7 @@ def _memoized(cache: Cache) -> Any:
 STEPS = {
     "set": Step(_begin, lambda cache: cache.set("k", 2), True, {"k": 2}),
     "set if_version": Step(_begin, _if_version, True, {"k": 2}),
+    "set keep": Step(_begin, _keep, (True, 2, True), {"k": 2, "m": 3}),
     "set wrong version": Step(_begin, _wrong_version, False, {"k": 1}),
     "set if absent": Step(_begin, lambda cache: cache.set("new", 2, if_version=None), True, {"new": 2, "k": 1}),
     "set if absent, there": Step(_begin, lambda cache: cache.set("k", 2, if_version=None), False, {"k": 1}),
