@@ -426,13 +426,22 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         self._cache.drop_tag_index()
 
     def evict(
-        self, tag: Any = None, *, tags: Iterable[Any] | None = None, match: Match = "any", soft: bool = False
+        self,
+        tag: Any = None,
+        *,
+        tags: Iterable[Any] | None = None,
+        match: Match = "any",
+        soft: bool = False,
+        prefix: str | None = None,
+        version: int | None = None,
     ) -> int:
         """Remove every entry with this tag, or with any or all of `tags`; as `Cache.evict`.
 
-        Of whatever prefix and version. Returns how many there were.
+        Of whatever prefix and version, unless `prefix` is given: then those whose key begins with it, of this backend's
+        KEY_PREFIX and of `version`. A KEY_FUNCTION must put the key last then. Returns how many there were.
         """
-        return self._cache.evict(tag, tags=tags, match=match, soft=soft)
+        made = None if prefix is None else self.make_key(prefix, version)
+        return self._cache.evict(tag, tags=tags, match=match, soft=soft, prefix=made)
 
     def cull(self) -> int:
         """Remove expired entries, then live ones by policy until the size limit holds; return how many went."""

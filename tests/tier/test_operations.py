@@ -202,12 +202,15 @@ def test_what_would_hold_here_alone_is_refused_with_the_reason(machines: Machine
         calls[operation]()
 
 
-@pytest.mark.parametrize("options", [{"soft": True}, {"match": "all"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"tags": ["t"], "soft": True}, {"tags": ["t"], "match": "all"}, {"prefix": "k"}, {"tags": ["t"], "glob": "k"}],
+)
 def test_evictions_that_hold_here_alone_are_refused(machines: Machines, options: Any) -> None:
     here, there = machines.pair()
     here.set("k", 1, tag="t")
     with pytest.raises(CacheError, match="this machine alone"):
-        here.evict(tags=["t"], **options)
+        here.evict(**options)
     assert there["k"] == 1
 
 
