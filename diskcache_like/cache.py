@@ -29,7 +29,7 @@ from .entries.handle import Handle, Opening
 from .entries.hot import KIND, NEGATIVE_HIT, PLAIN_TYPES, HotLayer
 from .entries.loading import ENOVAL, EXPIRED, Loader, hot_expiry
 from .entries.options import Arguments
-from .entries.row_codec import KEEP, Expiry, Location, RowCodec, discard, kept, with_expiry, with_metadata
+from .entries.row_codec import KEEP, Location, RowCodec, discard, with_expiry, with_metadata
 from .errors import CacheError, DirectoryError, Timeout, TransactionError, ValueTooLarge, named
 from .memoizing.computed import Computed
 from .memoizing.computing import Place
@@ -38,6 +38,7 @@ from .operations.administration import Administration
 from .operations.iteration import Iteration
 from .operations.queues import Queues
 from .operations.streams import Streams
+from .settings.lifetimes import Expiry
 from .settings.misuse import NoOthers, in_pairs, several, unexpected, wrong
 from .storage.interface import EntryStore
 from .storage.store import REMOVE, Change
@@ -391,7 +392,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         rows = self._rows
         stored_key, home, store = location = rows.locate(key)
         metadata = NO_METADATA
-        if expire is not None or tag is not None or tags is not None:
+        if expire is not None or tag is not None or tags is not None or rows.lifetimes is not None:
             metadata = rows.metadata_or_keep(expire, pack_tags(tag, tags, key))
             if expire is KEEP and if_version is ANY_VERSION:
                 return self._set_if(key, value, read, metadata, retry, lambda _: True, early=True)
@@ -457,7 +458,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         location, missing = place or (rows.locate(key), 0)
         stored_key, home, store = location
         encoded = rows.encode(store, value, read, key)
-        is_met, final = False, kept(metadata, None)
+        is_met, final = False, rows.kept(metadata, None)
 
         def decide(packed: bytes | None) -> Change:
             nonlocal is_met, final
@@ -465,7 +466,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             is_met = condition(record)
             if metadata.expire is not KEEP:
                 return row if is_met else None
-            final = kept(metadata, record)
+            final = rows.kept(metadata, record)
             return rows.row(key, location, encoded, final) if is_met else None
 
         try:
@@ -530,7 +531,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                 stored_key, home, store = location = rows.locate(key)
                 encoded = rows.encode(store, value, False, key)
                 written.append((store, encoded))
-                row = rows.row(key, location, encoded, kept(metadata, None))
+                row = rows.row(key, location, encoded, rows.kept(metadata, None))
                 if rows.is_oversize(row):
                     discard(*written.pop())
                     continue
@@ -561,7 +562,12 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         target = without_face(target, "target")
         if os.path.realpath(target.directory) == os.path.realpath(self.directory):
             raise DirectoryError(errno.EINVAL, "a cache cannot be copied to itself; give another one", self.directory)
-        return sum(target._set_batch(self._items(batch), None) for batch in batches(self, SET_MANY_BATCH))
+        limited = target._rows.limited
+        stored = 0
+        for batch in batches(self, SET_MANY_BATCH):
+            items = ((key, value, limited(metadata)) for key, value, metadata in self._items(batch))
+            stored += target._set_batch(items, None)
+        return stored
 
     def _items(self, keys_: Iterable[Any]) -> Iterator[tuple[Any, Any, Metadata]]:
         """Yield (key, value, metadata) of those keys that have a live entry."""
@@ -597,6 +603,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         them or the value is not an integer, a float or a complex number; NumPy's integers count as integers.
         """
         result: Any = None
+        rows = self._rows
         if type(delta) is not int:
             delta = _countable(key, "delta", delta)
         if type(default) is not int and default is not None:
@@ -607,7 +614,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             if current is ENOVAL:
                 if default is None:
                     raise KeyError(key)
-                current = default
+                current, metadata = default, rows.metadata(None, b"")
             elif type(current) is not int and (
                 isinstance(current, bool) or not isinstance(current, int | float | complex)
             ):
@@ -615,7 +622,6 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             result = current + delta
             return result, metadata
 
-        rows = self._rows
         try:
             update(rows, self._loader, (key, rows.locate(key)), decide, None if retry else self._handle.timeout)
         except BaseException:
@@ -630,10 +636,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         """Give a live entry a new expiry (seconds from now, None for never); return whether there was one. Atomic."""
         if others:
             raise unexpected(Cache.touch, others)
-        expiry = self._rows.expiry(expire)
+        rows = self._rows
+        expiry = rows.expiry_or_default(expire)
 
         def touched(old: Metadata) -> Metadata:
-            return with_expiry(old, expiry)
+            return rows.limited(with_expiry(old, expiry))
 
         return self._change(key, touched, retry)
 
@@ -663,8 +670,10 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                 payload, metadata = plain
                 if metadata.expire is not None and not metadata.expire > rows.clock():
                     return None
-                changed = True
-                return rows.changed_plain(stored_key, payload, change(metadata))
+                metadata = change(metadata)
+                if metadata.created is None:
+                    changed = True
+                    return rows.changed_plain(stored_key, payload, metadata)
             record = rows.live_own(key, location, packed)
             if record is None:
                 return None

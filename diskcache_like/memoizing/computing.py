@@ -138,7 +138,7 @@ class Computation:
                 started, context = self._now(), Computing(None, None, b"")
                 value = call(context)
                 now = self._now()
-                metadata = self.rules.metadata(value, context, now, max(now - started, 0.0))
+                metadata = self._limited(self.rules.metadata, value, context, now, max(now - started, 0.0))
                 if metadata is not None:
                     self._attempt(self.cache._put, None, key, value, metadata, NOTHING, place)
                 return value
@@ -351,7 +351,8 @@ class Computation:
                 under_way.set(around)
         except Exception as error:
             reraise_signal(error)  # an alarm, say, is no error of the function's
-            metadata = rules.error_metadata(context, self._now()) if isinstance(error, rules.cache_errors) else None
+            is_kept = isinstance(error, rules.cache_errors)
+            metadata = self._limited(rules.error_metadata, context, self._now()) if is_kept else None
             if metadata is not None:
                 yield self._try(keep, _stored(error), metadata)
             elif usable is not None:
@@ -365,11 +366,19 @@ class Computation:
                 raise CacheError(f"key {named(key)}: its function called not_modified(), and there is no old value")
             value = old.value
             context.tags = tags_of(old.metadata.tags) if context.tags is None else context.tags
-        metadata = rules.metadata(value, context, now, max(now - started, 0.0))
+        metadata = self._limited(rules.metadata, value, context, now, max(now - started, 0.0))
         is_admitted = flight is None or usable is not None or rules.admits_all
         if metadata is not None and (is_admitted or (yield self._do(self._attempt, atomic.was_missed, True))):
             yield self._try(keep, value, metadata)
         return value
+
+    def _limited(self, metadata_of: Callable[..., Metadata | None], *args: Any) -> Metadata | None:
+        """Return how something is kept by the rules, within what the cache's settings allow."""
+        rows = self.cache._rows
+        if rows.lifetimes is None:
+            return metadata_of(*args)
+        found = metadata_of(*args, rows.lifetimes.default)
+        return None if found is None else rows.limited(found)
 
     def _name(self, atomic: AtomicKey) -> tuple[int, Any]:
         """Return what tells a key from those of other caches. Hashable, unlike some keys."""

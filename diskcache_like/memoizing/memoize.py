@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from ..entries.loading import ENOVAL
-from ..entries.row_codec import Expiry
+from ..settings.lifetimes import Expiry
 from ..settings.misuse import called
 from .call_keys import CallKey, CallKeys
 from .computing import Computation

@@ -16,8 +16,8 @@ from ..encoding.classes import PROCESS_REGISTRY
 from ..encoding.made_keys import HIDDEN
 from ..encoding.record import ETAG_LIMIT, Metadata
 from ..encoding.tags import join_hidden, pack_tags, split_tags
-from ..entries.row_codec import Expiry, moment_of, seconds_of
 from ..errors import ExpiryError, SettingError, TagError
+from ..settings.lifetimes import Expiry, moment_of, seconds_of
 
 RENEWAL_PAUSE = 1.0  # seconds after a renewal has failed before another one begins
 ERROR_PAUSE = 30.0  # seconds for which an old value is served after an error before it is tried again
@@ -208,19 +208,24 @@ class Rules:
         """Tell whether the lifetime is known only when there is a result."""
         return callable(self.expire) or isinstance(self.expire, datetime)
 
-    def metadata(self, value: Any, context: Computing, now: float, cost: float) -> Metadata | None:
-        """Return how a result is kept, None if it is not kept."""
+    def metadata(
+        self, value: Any, context: Computing, now: float, cost: float, default: float | None = None
+    ) -> Metadata | None:
+        """Return how a result is kept, None if it is not kept. `default`: the lifetime where none is given."""
         if not context.store or (self.when is not None and not self.when(value)):
             return None
         given = context.expire
         if given is ...:
             given = self.none_expire if value is None and self.none_expire is not ... else self.expire
-        return self._kept(given(value) if callable(given) else given, value, context, now, cost)
+        given = given(value) if callable(given) else given
+        return self._kept(default if given is None else given, value, context, now, cost)
 
-    def error_metadata(self, context: Computing, now: float) -> Metadata | None:
+    def error_metadata(self, context: Computing, now: float, default: float | None = None) -> Metadata | None:
         """Return how an error is kept."""
         given = self.expire if self.error_expire is None else self.error_expire
-        return None if callable(given) else self._kept(given, None, context, now, 0.0, windows=False)
+        if callable(given):
+            return None
+        return self._kept(default if given is None else given, None, context, now, 0.0, windows=False)
 
     def _kept(
         self, given: Any, value: Any, context: Computing, now: float, cost: float, windows: bool = True

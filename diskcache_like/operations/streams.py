@@ -12,8 +12,9 @@ from ..disk.file_io import CHUNK
 from ..disk.value_files import Encoded
 from ..encoding.tags import pack_tags
 from ..entries.loading import ENOVAL
-from ..entries.row_codec import KEEP, Expiry, discard, kept
+from ..entries.row_codec import KEEP, discard
 from ..errors import DiskFull, named
+from ..settings.lifetimes import Expiry
 from ..settings.misuse import NoOthers, unexpected
 from .parts import Parts
 
@@ -85,7 +86,7 @@ class Streams(Parts):
         wait = self._wait_for_all(writer.retry)
         try:
             metadata = rows.metadata_or_keep(writer.expire, writer.tags)
-            row = rows.row(writer.key, location, encoded, kept(metadata, None))
+            row = rows.row(writer.key, location, encoded, rows.kept(metadata, None))
             if rows.is_oversize(row):
                 raise rows.too_large(writer.key)
             if metadata.expire is KEEP:

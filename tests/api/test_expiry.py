@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from diskcache_like import KEEP, Averager, Cache, ExpiryError, Lock
+from diskcache_like import KEEP, Averager, Cache, ExpiryError, Lock, SettingError
 
-from ..support.cache_kinds import Clock, Kind, few, one
+from ..support.cache_kinds import Clock, Kind, Opener, few, one
 
 LARGE = b"x" * 100_000
 
@@ -149,3 +151,164 @@ def test_what_is_too_large_is_not_stored_with_the_expiry_kept(cache: Cache) -> N
     assert cache.set("key", bytes(2 << 20), KEEP) is False
     assert cache.set_many({"key": bytes(2 << 20), "other": 1}, KEEP) == 1
     assert cache.check() == []
+
+
+# -- what the cache says ----------------------------------------------------------------------------------------------
+
+
+def _close(cache: Cache, expire: Any) -> None:
+    with cache.open("key", "wb", **({} if expire is None else {"expire": expire})) as file:
+        file.write(b"1")
+
+
+STORES: dict[str, Callable[[Cache, Any], object]] = {
+    **{name: write for name, write in WRITES.items() if name not in ("result", "none", "lock", "average")},
+    "setitem": lambda cache, expire: cache.__setitem__("key", 1) if expire is None else cache.set("key", 1, expire),
+    "tagged": lambda cache, expire: cache.set("key", 1, expire, tag="t"),
+    "open": _close,
+    "push": lambda cache, expire: cache.push(1, expire=expire),
+    "keep": lambda cache, expire: cache.set("key", 1, KEEP if expire is None else expire),
+    "keep many": lambda cache, expire: cache.set_many({"key": 1, "other": 2}, KEEP if expire is None else expire),
+    "result": lambda cache, expire: cache.get_or_set("key", lambda: 1, lambda _: expire),
+    "incr": lambda cache, expire: (cache.incr("key"), cache.touch("key", expire) if expire is not None else None),
+}
+
+
+@few
+@pytest.mark.parametrize("name", STORES)
+def test_entries_have_the_lifetime_of_the_cache(name: str, open_cache: Opener, clock: Clock) -> None:
+    write, cache = STORES[name], open_cache()
+    cache.reset("default_expire", 60)
+    cache.reset("max_age", 3600)
+    again = open_cache()
+    assert (again.default_expire, again.max_age) == (60, 3600), "they are stored"
+    for given, seconds in ((None, 60), (5, 5), (10**6, 3600), (math.inf, 3600), (timedelta(days=9), 3600)):
+        again.clear()
+        write(again, given)
+        key = next(key for key in again if key != "other")
+        assert expiry(again, key) == clock.now + seconds
+        clock.advance(seconds)
+        assert key not in again
+
+
+@few
+def test_a_default_alone_can_be_declined(open_cache: Opener, clock: Clock) -> None:
+    cache = open_cache()
+    cache.default_expire = 60
+    for space in (cache, cache.namespace("n")):
+        space["key"] = 1
+        assert expiry(space) == clock.now + 60
+        space.set("key", 2, math.inf)
+        assert expiry(space) is None
+        space.incr("key")
+        assert expiry(space) is None
+        space.touch("key")
+        assert expiry(space) == clock.now + 60
+        space.set_many({"key": 3}, KEEP)
+        assert expiry(space) == clock.now + 60
+    cache.default_expire = None
+    cache["key"] = 1
+    assert expiry(cache) is None
+
+
+@few
+def test_nobody_makes_a_value_older_than_it_may_be(open_cache: Opener, clock: Clock) -> None:
+    cache, start = open_cache(), clock.now
+    cache.max_age = 100
+    cache.set("key", 1, 50, tag="t")
+    cache.set("large", LARGE, 50)
+    for _ in range(3):
+        clock.advance(30)
+        for key in ("key", "large"):
+            assert cache.touch(key, 50)
+            assert cache.get_entry(key).expire_time == min(clock.now + 50, start + 100)
+    cache.retag("key", ["u"])
+    cache.incr("key")
+    assert cache.get_entry("key").tags == ("t", "u")
+    clock.advance(10)
+    assert not cache.touch("key", 50)
+    assert "large" not in cache
+
+
+@few
+def test_an_entry_from_before_is_as_old_as_its_next_touch(open_cache: Opener, clock: Clock) -> None:
+    cache = open_cache()
+    cache["key"] = 1
+    cache.max_age = 100
+    start = clock.now
+    for _ in range(3):
+        assert cache.touch("key", math.inf)
+        assert expiry(cache) == start + 100
+        clock.advance(30)
+
+
+@few
+def test_stale_windows_end_when_the_value_is_too_old(cache: Cache, clock: Clock) -> None:
+    cache.max_age, start, calls = 100, clock.now, []
+
+    @cache.memoize(expire=60, stale_if_error=1000, stale_while_revalidate=1000)
+    def counted() -> int:
+        calls.append(1)
+        if len(calls) > 1:
+            raise ArithmeticError
+        return 1
+
+    assert counted() == 1
+    entry = cache.get_entry(counted.key())
+    assert entry.expire_time == start + 60
+    clock.now = start + 99
+    assert cache.get_entry(counted.key(), stale=True).stale
+    clock.now = start + 100
+    with pytest.raises(ArithmeticError):
+        counted()
+    forever = cache.memoize(name="forever", stale_if_error=1000)(lambda: 1)
+    assert forever() == 1
+    assert cache.get_entry(forever.key()).expire_time == clock.now + 100
+
+
+@few
+def test_errors_that_are_kept_have_the_default_lifetime(cache: Cache, clock: Clock) -> None:
+    cache.default_expire = 60
+
+    def failing() -> int:
+        raise LookupError("no")
+
+    for _ in range(2):
+        with pytest.raises(LookupError):
+            cache.get_or_set("key", failing, cache_errors=LookupError)
+    assert expiry(cache) == clock.now + 60
+
+
+@few
+def test_what_is_no_value_lives_as_long_as_it_is_needed(cache: Cache, clock: Clock) -> None:
+    cache.default_expire, cache.max_age = 1, 2
+    lock, average = Lock(cache, "lock"), Averager(cache, "average")
+    lock.acquire()
+    average.add(5)
+    clock.advance(1000)
+    assert lock.locked()
+    assert average.get() == 5
+    lock.release()
+
+
+@few
+def test_a_copy_is_as_old_as_the_original(cache: Cache, clock: Clock, tmp_path: Path) -> None:
+    cache["forever"] = 1
+    cache.get_or_set("computed", lambda: 1)
+    clock.advance(30)
+    with Cache(tmp_path / "copy", clock=clock, max_age=100) as target:
+        assert cache.copy_to(target) == 2
+        assert expiry(target, "forever") == clock.now + 100
+        assert expiry(target, "computed") == clock.now + 70
+
+
+@few
+@pytest.mark.parametrize("name", ["default_expire", "max_age"])
+def test_a_lifetime_that_cannot_be(cache: Cache, name: str) -> None:
+    wrong: Any
+    for wrong in (0, -1, math.nan, math.inf, "soon", b"5", [5], datetime(2030, 1, 1, tzinfo=UTC)):
+        with pytest.raises(SettingError, match=f"^{name} is .*expected seconds, more than 0"):
+            cache.reset(name, wrong)
+    for given, seconds in (("2h5m", 7500), (timedelta(minutes=1), 60), (0.5, 0.5), (None, None)):
+        assert cache.reset(name, given) == seconds
+        assert getattr(cache, name) == seconds
