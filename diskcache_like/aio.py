@@ -175,6 +175,7 @@ class AsyncCache(Face[Cache]):
         return self
 
     get = _gets(Cache.get)
+    get_and_touch = writes(Cache.get_and_touch)
     read = reads(Cache.read)
     get_entry = reads(Cache.get_entry)
     why = reads(Cache.why)

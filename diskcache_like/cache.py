@@ -30,7 +30,7 @@ from .entries.hot import KIND, NEGATIVE_HIT, PLAIN_TYPES, HotLayer
 from .entries.loading import ENOVAL, EXPIRED, Loader, hot_expiry
 from .entries.options import Arguments
 from .entries.row_codec import KEEP, Location, RowCodec, discard, with_expiry, with_metadata
-from .errors import CacheError, DirectoryError, Timeout, TransactionError, ValueTooLarge, named
+from .errors import CacheError, DirectoryError, DiskFull, Timeout, TransactionError, ValueTooLarge, named
 from .memoizing.computed import Computed
 from .memoizing.computing import Place
 from .operations import awaited, namespaces
@@ -273,6 +273,43 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                 marks[home] = MISS
                 return default
         return self._loader.get(key, default, read, expire_time, tag, mmap)
+
+    def get_and_touch(
+        self, key: Any, expire: Expiry | None, default: Any = None, retry: bool = False, **others: Unpack[NoOthers]
+    ) -> Any:
+        """Return the value of `key`, or `default`; a live entry expires `expire` from now, so that it stays while used.
+
+        The expiry is written only if it changes by more than a tenth of the time that is left then: of 600 seconds, a
+        hit within the first 60 writes nothing. It stays as it is if the write lock cannot be had in time, or the disk
+        is full: the value is returned all the same.
+        """
+        if others:
+            raise unexpected(Cache.get_and_touch, others)
+        expiry = self._rows.expiry_or_default(expire)
+        value = self.get(key, ENOVAL)
+        if value is ENOVAL:
+            return default
+        with contextlib.suppress(Timeout, DiskFull):
+            self._renew(key, expiry, retry)
+        return value
+
+    def _renew(self, key: Any, expiry: float | None, retry: bool = False) -> None:
+        """Give an entry that is used another expiry, unless that makes little difference."""
+        rows, entry = self._rows, None if self._tier is not None else self._hot.probe(key)
+        little = 0.0 if expiry is None else (expiry - rows.clock()) / 10
+
+        def is_due(present: float | None) -> bool:
+            return present != expiry if present is None or expiry is None else abs(expiry - present) > little
+
+        def renewed(old: Metadata) -> Metadata | None:
+            new = rows.limited(with_expiry(old, expiry))
+            return new if is_due(old.expire) and new.expire != old.expire else None
+
+        if entry is None:
+            stored_key, home, store = location = rows.locate(key)
+            record = rows.verified(key, location, store.read(home, stored_key))
+        if is_due(entry[3]) if entry is not None else record is not None and is_due(record.metadata.expire):
+            self._change(key, renewed, retry)
 
     def _mapped(self, key: Any, default: Any) -> Any:
         """Return the value of `key`, mapped if it is in a file of its own; the caller has counted the hit."""
@@ -656,8 +693,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
         return self._change(key, retagged, retry)
 
-    def _change(self, key: Any, change: Callable[[Metadata], Metadata], retry: bool) -> bool:
-        """Give a live entry other metadata, and return whether there was one. Atomic."""
+    def _change(self, key: Any, change: Callable[[Metadata], Metadata | None], retry: bool) -> bool:
+        """Give a live entry other metadata, or None for none; return whether it has got them. Atomic."""
         rows = self._rows
         stored_key, home, store = location = rows.locate(key)
         changed = False
@@ -670,14 +707,15 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                 payload, metadata = plain
                 if metadata.expire is not None and not metadata.expire > rows.clock():
                     return None
-                metadata = change(metadata)
-                if metadata.created is None:
-                    changed = True
-                    return rows.changed_plain(stored_key, payload, metadata)
+                new = change(metadata)
+                if new is None or new.created is None:
+                    changed = new is not None
+                    return None if new is None else rows.changed_plain(stored_key, payload, new)
             record = rows.live_own(key, location, packed)
-            if record is None:
+            new = None if record is None else change(record.metadata)
+            if record is None or new is None:
                 return None
-            touch = rows.changed(location, record, change(record.metadata))
+            touch = rows.changed(location, record, new)
             changed = True
             return touch
 

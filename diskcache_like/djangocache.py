@@ -285,6 +285,18 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         """Return the value of `key`, or `default`; a tuple with `expire_time` or `tag`, a file object with `read`."""
         return self._cache.get(self.make_and_validate_key(key, version), default, read, expire_time, tag, retry)
 
+    def get_and_touch(
+        self,
+        key: Any,
+        timeout: Any = DEFAULT_TIMEOUT,
+        default: Any = None,
+        version: int | None = None,
+        retry: bool = True,
+    ) -> Any:
+        """Return the value of `key`, or `default`; a live entry gets the timeout anew, as by `Cache.get_and_touch`."""
+        made = self.make_and_validate_key(key, version)
+        return self._cache.get_and_touch(made, self.get_backend_timeout(timeout), default, retry)
+
     def read(self, key: Any, version: int | None = None) -> Any:
         """Return what `Cache.read` returns for `key`; raise KeyError if it is missing or expired."""
         return self._cache.read(self.make_and_validate_key(key, version))
@@ -501,6 +513,7 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
 
     aadd = _twin(add)
     aget = _twin(get)
+    aget_and_touch = _twin(get_and_touch)
     aread = _twin(read)
     aset = _twin(set)
     atouch = _twin(touch)

@@ -47,6 +47,7 @@ class ComputingOptions(TypedDict, total=False):
     breaker: Breaker | None
     on_error: Literal["warn", "raise"]
     admit: Literal["always", "second-miss"]
+    sliding: bool
 
 
 class Computed(Tagging):
@@ -102,7 +103,7 @@ class Computed(Tagging):
         write lock is not free within the cache's timeout. With 'warn' the value is returned all the same, and a handle
         gives one NotKeptWarning and counts in `metrics().not_kept`; with 'raise' the error is raised. `admit`: with
         'second-miss' a result is stored only if the key was missed, or its entry evicted, a short while ago; an error
-        is stored at once.
+        is stored at once. `sliding`: each hit renews the expiry, as `get_and_touch` does.
 
         In a transaction it computes without waiting for others. Raises what `compute` raises, and CacheError if that
         wants the same key. The words of stale values are those of RFC 5861.
@@ -115,7 +116,7 @@ class Computed(Tagging):
         if type(key) not in PLAIN_TYPES or self._hot.by_bytes:
             key = self._fixed(key)
         known = place = None
-        if not is_coroutine and not options.get("beta"):
+        if not is_coroutine and not (options.get("beta") or options.get("sliding")):
             known = found = self._hot_value(key)
             if found is ENOVAL:
                 known = None

@@ -80,7 +80,14 @@ class Computation:
     def find(self, key: Any) -> Any:
         """Return the value that is there and need not be looked at twice, or ENOVAL; raise a stored error."""
         read = self.cache._hot_value if self.rules.beta else partial(self.cache.get, default=ENOVAL)
-        return self.checked(self._attempt(read, ENOVAL, key))
+        value = self.checked(self._attempt(read, ENOVAL, key))
+        if self.rules.sliding and value is not ENOVAL:
+            self._attempt(self._slide, None, key)
+        return value
+
+    def _slide(self, key: Any) -> None:
+        """Renew the expiry of a value that is used."""
+        self.cache._renew(key, self.cache._rows.expiry(self.rules.expire))
 
     def look(self, key: Any) -> tuple[Any, Place | None]:
         """Return what `find` does or, where the rules are plain, a stored error, and where the key lives."""
@@ -90,7 +97,7 @@ class Computation:
 
     async def find_async(self, key: Any) -> Any:
         """Do what `find` does, without blocking the event loop."""
-        return await self.cache._handle.threads.attempt(partial(self.find, key), False)
+        return await self.cache._handle.threads.attempt(partial(self.find, key), self.rules.sliding)
 
     def peek(self, key: Any) -> Any:
         """Return the value that is there, None if there is none or an error instead."""
@@ -164,6 +171,8 @@ class Computation:
                 yield from self._renew(key, call, old)
             if _is_over(old, now, 0):
                 self._count("stale_served")
+            elif rules.sliding:
+                yield self._try(self._slide, key)
             return old.value
         usable = None if old is None or _is_over(old, now, rules.stale_if_error) else old
         return (yield from self._wait(key, call, usable))

@@ -122,6 +122,7 @@ class Rules:
     breaker: Breaker | None = None
     on_error: str = "warn"
     admit: str = "always"
+    sliding: bool = False
     hidden: bytes = b""  # tag of a memoized function
     asks: bool = False  # the function takes a `Computing`
 
@@ -135,6 +136,10 @@ class Rules:
             if seconds is not ... and not callable(seconds):
                 _check_expiry(name, seconds)
         _check_expiry("error_expire", self.error_expire)
+        if self.sliding and (self.expire is None or self._varies):
+            raise SettingError(
+                f"sliding=True needs an expire that every hit can renew, such as 600; it is {self.expire!r}"
+            )
         self._check_numbers()
         self._check_words()
         if not (self.when is None or callable(self.when)):
@@ -177,6 +182,11 @@ class Rules:
             )
 
     @property
+    def looks_at_hits(self) -> bool:
+        """Tell whether there is more to do with a value that is there than to return it."""
+        return self.sliding
+
+    @property
     def is_bare(self) -> bool:
         """Tell whether an old value is never of use."""
         return not (self.stale_while_revalidate or self.stale_if_error or self.beta)
@@ -184,7 +194,7 @@ class Rules:
     @cached_property
     def is_plain(self) -> bool:
         """Tell whether nothing matters but for how long a result is kept."""
-        others = self.cache_errors or self.max_concurrent or self.breaker or self.asks
+        others = self.cache_errors or self.max_concurrent or self.breaker or self.asks or self.looks_at_hits
         timeouts = self.soft_timeout, self.hard_timeout
         return self.is_bare and self.keeps and self.admits_all and not others and timeouts == (None, None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import math
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 from diskcache_like import KEEP, Averager, Cache, ExpiryError, Lock, SettingError
 
 from ..support.cache_kinds import Clock, Kind, Opener, few, one
+from ..support.contention import held
 
 LARGE = b"x" * 100_000
 
@@ -312,3 +314,104 @@ def test_a_lifetime_that_cannot_be(cache: Cache, name: str) -> None:
     for given, seconds in (("2h5m", 7500), (timedelta(minutes=1), 60), (0.5, 0.5), (None, None)):
         assert cache.reset(name, given) == seconds
         assert getattr(cache, name) == seconds
+
+
+# -- while it is used -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 100_000])
+def test_a_hit_may_renew_the_expiry(cache: Cache, clock: Clock, size: int) -> None:
+    value = "x" * size
+    for space in (cache, cache.namespace("n")):
+        start = clock.now
+        space.set("key", value, 100, tag="t")
+        for passed, seconds in ((5, 100), (9, 100), (11, 111), (12, 111), (110, 210)):
+            clock.now = start + passed
+            assert space.get_and_touch("key", 100) == value
+            assert expiry(space) == start + seconds
+        clock.now = start + 209
+        assert space.get("key", tag=True) == (value, "t")
+        clock.now = start + 210
+        assert space.get_and_touch("key", 100, "gone") == "gone"
+        assert "key" not in space
+
+
+@few
+def test_a_hit_gives_the_expiry_that_is_asked_for(cache: Cache, clock: Clock) -> None:
+    cache["key"] = 1
+    for expire, seconds in ((100, 100), ("1h", 3600), (timedelta(seconds=50), 50), (at(clock.now + 9), 9)):
+        assert cache.get_and_touch("key", expire) == 1
+        assert expiry(cache) == clock.now + seconds
+    assert cache.get_and_touch("key", None) == 1
+    assert expiry(cache) is None
+    for key in ("key", "missing"):
+        with pytest.raises(ExpiryError):
+            cache.get_and_touch(key, "soon")
+    assert cache.get_and_touch("missing", 5) is None
+    with pytest.raises(TypeError, match="no argument 'ttl'"):
+        cache.get_and_touch("key", 5, ttl=6)  # type: ignore[call-arg]
+
+
+@few
+def test_no_hit_makes_a_value_older_than_it_may_be(cache: Cache, clock: Clock) -> None:
+    cache.max_age, start = 100, clock.now
+    cache.set("key", 1, 30)
+    for passed in range(20, 100, 20):
+        clock.now = start + passed
+        assert cache.get_and_touch("key", 30) == 1
+        assert expiry(cache) == min(clock.now + 30, start + 100)
+    clock.now = start + 100
+    assert cache.get_and_touch("key", 30) is None
+
+
+@few
+def test_a_hit_whose_expiry_cannot_be_written_is_a_hit(open_cache: Opener, clock: Clock) -> None:
+    cache = open_cache(timeout=0)
+    cache.set("key", 1, 100)
+    clock.advance(50)
+    with held(cache):
+        assert cache.get_and_touch("key", 100) == 1
+    assert expiry(cache) == clock.now + 50
+
+
+@few
+@pytest.mark.parametrize("options", [{}, {"beta": 1e-9}, {"stale_if_error": 50}, {"cache_errors": KeyError}], ids=str)
+def test_a_result_may_stay_while_it_is_used(cache: Cache, clock: Clock, options: Any) -> None:
+    calls: list[int] = []
+
+    @cache.memoize(expire=100, sliding=True, **options)
+    def square(number: int) -> int:
+        calls.append(number)
+        return number * number
+
+    @cache.memoize(expire="100s", sliding=True, **options)
+    async def cube(number: int) -> int:
+        calls.append(number)
+        return number**3
+
+    def get_or_set() -> Any:
+        def compute() -> int:
+            calls.append(5)
+            return 125
+
+        return cache.get_or_set("key", compute, 100, sliding=True, **options)
+
+    for call in (lambda: square(5), lambda: asyncio.run(cube(5)), get_or_set):
+        del calls[:]
+        first = call()
+        for _ in range(5):
+            clock.advance(60)
+            assert call() == first
+        assert calls == [5]
+        clock.advance(100)
+        assert call() == first
+        assert calls == [5, 5]
+    assert square.cache_info()[:2] == (5, 2)
+
+
+@one
+def test_what_slides_needs_a_fixed_lifetime(cache: Cache) -> None:
+    wrong: Any
+    for wrong in (None, lambda _: 5, datetime(2030, 1, 1, tzinfo=UTC)):
+        with pytest.raises(SettingError, match="sliding=True needs an expire"):
+            cache.memoize(expire=wrong, sliding=True)

@@ -239,7 +239,10 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_all_names(
         ("policy", ": did you mean 'eviction_policy'?"),
         ("path", ": did you mean 'directory'?"),
         ("ttl", ": give expire= to set, memoize or another operation that writes, or default_expire= for all of them;"),
-        ("expire", ": give expire= to set, memoize or another operation that writes, or default_expire= for all of them;"),
+        (
+            "expire",
+            ": give expire= to set, memoize or another operation that writes, or default_expire= for all of them;",
+        ),
         ("shards", ": use FanoutCache(directory, shards=...);"),
         ("maxlen", ": use Deque(directory=..., maxlen=...);"),
     ],

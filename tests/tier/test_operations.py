@@ -9,6 +9,7 @@ import io
 import math
 import re
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from functools import partial
@@ -120,6 +121,12 @@ def _keep(cache: Cache) -> Any:
     return *done, abs(cache.get_entry("k").expire_time - before) < 1  # the server counts milliseconds
 
 
+def _touched(cache: Cache) -> Any:
+    cache.touch("k", 500)
+    found = cache.get_and_touch("k", 1000)
+    return found, 990 < cache.get_entry("k").expire_time - time.time() < 1001, cache.get_and_touch("no", 5)
+
+
 def _namespace(cache: Cache) -> Any:
     cache.namespace("n")["k"] = 2
     return cache["k"], cache.namespace("n")["k"]
@@ -152,6 +159,7 @@ STEPS = {
     "incr": Step(_begin, lambda cache: (cache.incr("k", 5), cache.incr("new")), (6, 1), {"k": 6, "new": 1}),
     "decr": Step(_begin, lambda cache: cache.decr("k", 5), -4, {"k": -4}),
     "touch": Step(_begin, lambda cache: (cache.touch("k", 60), cache.touch("no")), (True, False), {"k": 1}),
+    "get_and_touch": Step(_begin, _touched, (1, True, None), {"k": 1}),
     "retag": Step(_begin, lambda cache: (cache.retag("k", ["u"], ["t"]), cache.evict("t")), (True, 0), {"k": 1}),
     "evict": Step(_begin, lambda cache: cache.evict("t"), 1, {"k": None}),
     "evict retagged": Step(_begin, lambda cache: (cache.retag("k", ["u"]), cache.evict("u"))[0], True, {"k": None}),
