@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, T
 from .cache import Cache
 from .disk.contract import Disk
 from .entries.options import Arguments
-from .memoizing.computed import ComputingOptions
+from .memoizing.computed import ComputingOptions, KeepingOptions
 from .memoizing.identities import decorated
 from .memoizing.memoize import Memoized
 from .memoizing.rules import Lifetime
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 CALLS_ON_LOOPS = True  # for `may_block`
 
 P = ParamSpec("P")
+K = TypeVar("K")
 R = TypeVar("R")
 S = TypeVar("S")
 
@@ -187,6 +188,8 @@ class AsyncCache(Face[Cache]):
     incr = writes(Cache.incr)
     decr = writes(Cache.decr)
     touch = writes(Cache.touch)
+    touch_many = in_bulk(Cache.touch_many)
+    incr_many = in_bulk(Cache.incr_many)
     retag = writes(Cache.retag)
     pop = writes(Cache.pop)
     delete = writes(Cache.delete)
@@ -258,6 +261,32 @@ class AsyncCache(Face[Cache]):
     def get_or_set(self, key: Any, compute: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Do what `Cache.get_or_set` does; a function that is no coroutine function is called in a thread."""
         return self._sync.get_or_set(key, self._awaitable(compute), *args, **options)
+
+    @overload
+    def get_or_set_many(
+        self,
+        keys_: Iterable[K],
+        compute_missing: Callable[[list[K]], Coroutine[Any, Any, Mapping[K, R]]],
+        expire: Lifetime | Callable[[R], Any] | None = ...,
+        *,
+        tag: Any = ...,
+        tags: Iterable[Any] | Callable[[R], Iterable[Any]] | None = ...,
+        **options: Unpack[KeepingOptions],
+    ) -> Coroutine[Any, Any, dict[K, R]]: ...
+    @overload
+    def get_or_set_many(
+        self,
+        keys_: Iterable[K],
+        compute_missing: Callable[[list[K]], Mapping[K, R]],
+        expire: Lifetime | Callable[[R], Any] | None = ...,
+        *,
+        tag: Any = ...,
+        tags: Iterable[Any] | Callable[[R], Iterable[Any]] | None = ...,
+        **options: Unpack[KeepingOptions],
+    ) -> Coroutine[Any, Any, dict[K, R]]: ...
+    def get_or_set_many(self, keys_: Iterable[Any], compute_missing: Any, *args: Any, **options: Any) -> Any:
+        """Do what `Cache.get_or_set_many` does; a function that is no coroutine function is called in a thread."""
+        return self._sync.get_or_set_many(keys_, self._awaitable(compute_missing), *args, **options)
 
     @like(Cache.memoize)
     def memoize(self, *args: Any, **options: Any) -> Memoizing:

@@ -14,7 +14,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, Unpack, overload
 
 from .coherence.counts import MISS
 from .disk.contract import Constant, Disk
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many
 ANY_VERSION: Any = Constant("ANY_VERSION")
+Found = TypeVar("Found")
 
 
 class Entry(NamedTuple):
@@ -681,6 +682,61 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
         return self._change(key, touched, retry)
 
+    def touch_many(
+        self, keys_: Iterable[Any], expire: Expiry | None = None, retry: bool = False, **others: Unpack[NoOthers]
+    ) -> int:
+        """Give those keys that have a live entry a new expiry, and return how many they are; as `touch`.
+
+        Each batch of 1,000 per shard is atomic.
+        """
+        if others:
+            raise unexpected(Cache.touch_many, others)
+        self._rows.expiry_or_default(expire)  # raises for one that cannot be
+        keys_ = several("keys_", keys_, "a list of keys")
+        return sum(self._for_each(keys_, lambda key: self.touch(key, expire), retry, key_of=lambda key: key))
+
+    def incr_many(
+        self,
+        items: Mapping[Any, float] | Iterable[tuple[Any, float]],
+        default: int | None = 0,
+        retry: bool = False,
+        **others: Unpack[NoOthers],
+    ) -> dict[Any, Any]:
+        """Add a number to that under each key, and return a dictionary of the sums; as `incr`.
+
+        Each batch of 1,000 per shard is atomic: an error such as a value that is no number changes nothing in its
+        batch.
+        """
+        if others:
+            raise unexpected(Cache.incr_many, others)
+        pairs = items.items() if isinstance(items, Mapping) else several("items", items, "a mapping, or (key, number)")
+
+        def incr(pair: tuple[Any, Any]) -> tuple[Any, Any]:
+            return pair[0], self.incr(*pair, default)
+
+        return dict(self._for_each(in_pairs("items", pairs), incr, retry, key_of=operator.itemgetter(0)))
+
+    def _for_each(
+        self, items: Iterable[Any], act: Callable[[Any], Found], retry: bool, key_of: Callable[[Any], Any]
+    ) -> list[Found]:
+        """Return what `act` returns for the items, having changed their entries in batches, one transaction each."""
+        wait, locate = self._wait(retry), self._rows.locate
+        results: list[Found] = []
+        try:
+            for batch in batches(items, SET_MANY_BATCH):
+                groups: dict[EntryStore, list[Any]] = {}
+                for item in batch:
+                    groups.setdefault(locate(self._namespaced(key_of(item)))[2], []).append(item)
+                for store, own in groups.items():
+                    found: list[Found] = []
+                    for attempt in store.attempts():
+                        with attempt, store.transaction(wait):
+                            found = [act(item) for item in own]
+                    results += found
+        except Timeout:
+            return self._failed(results)
+        return results
+
     def retag(self, key: Any, add: Iterable[Any] = (), remove: Iterable[Any] = (), retry: bool = False) -> bool:
         """Add tags to a live entry, and remove others; return whether there was one. Atomic; its expiry stays.
 
@@ -777,11 +833,14 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             return self._failed(missing)
         return result
 
-    def delete(self, key: Any, retry: bool = False) -> bool:
+    def delete(self, key: Any, retry: bool = False, *, if_version: int = ANY_VERSION) -> bool:
         """Remove the entry of `key`; return whether there was a live one. Atomic.
 
-        Raises DiskFull if the disk has no room even for a removal; a value in a file may be gone then.
+        `if_version`: only if it still has this `Entry.version`. Raises DiskFull if the disk has no room even for a
+        removal; a value in a file may be gone then.
         """
+        if if_version is not ANY_VERSION:
+            return self._delete_version(key, if_version, self._wait(retry))
         stored_key, home, store = location = self._rows.locate(key)
         entry = self._hot.probe(key) if type(key) in PLAIN_TYPES else None
         seen = 0 if entry is None or entry[5] is NEGATIVE_HIT else entry[2]
@@ -791,6 +850,24 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             return self._failed(False)
         self._loader.keep_removed(key, location, stamp)
         return stamp > 0
+
+    def _delete_version(self, key: Any, version: int, wait: float | None) -> bool:
+        if type(version) is not int:
+            raise TypeError(f"if_version is {version!r:.80}, expected the version of an Entry")
+        stored_key, home, store = location = self._rows.locate(key)
+        is_met = False
+
+        def decide(packed: bytes | None) -> Change:
+            nonlocal is_met
+            record = self._rows.live_own(key, location, packed)
+            is_met = record is not None and self._has_version(location, version, record)
+            return REMOVE if is_met else None
+
+        try:
+            store.update(home, stored_key, decide, wait)
+        except Timeout:
+            return self._failed(False)
+        return is_met
 
     def __delitem__(self, key: Any, retry: bool = True) -> None:
         """Remove the entry of `key`; raise KeyError if there is no live one."""

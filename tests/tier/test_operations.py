@@ -127,6 +127,11 @@ def _touched(cache: Cache) -> Any:
     return found, 990 < cache.get_entry("k").expire_time - time.time() < 1001, cache.get_and_touch("no", 5)
 
 
+def _delete_version(cache: Cache) -> tuple[bool, bool]:
+    version = cache.get_entry("k").version
+    return cache.delete("k", if_version=version + 1), cache.delete("k", if_version=version)
+
+
 def _namespace(cache: Cache) -> Any:
     cache.namespace("n")["k"] = 2
     return cache["k"], cache.namespace("n")["k"]
@@ -160,6 +165,17 @@ STEPS = {
     "decr": Step(_begin, lambda cache: cache.decr("k", 5), -4, {"k": -4}),
     "touch": Step(_begin, lambda cache: (cache.touch("k", 60), cache.touch("no")), (True, False), {"k": 1}),
     "get_and_touch": Step(_begin, _touched, (1, True, None), {"k": 1}),
+    "touch_many": Step(_begin, lambda cache: cache.touch_many(["k", "no"], 60), 1, {"k": 1}),
+    "incr_many": Step(
+        _begin, lambda cache: cache.incr_many({"k": 5, "new": 1}), {"k": 6, "new": 1}, {"k": 6, "new": 1}
+    ),
+    "delete if_version": Step(_begin, _delete_version, (False, True), {"k": None}),
+    "get_or_set_many": Step(
+        _begin,
+        lambda cache: cache.get_or_set_many(["k", "m"], lambda keys: dict.fromkeys(keys, 7)),
+        {"k": 1, "m": 7},
+        {"k": 1, "m": 7},
+    ),
     "retag": Step(_begin, lambda cache: (cache.retag("k", ["u"], ["t"]), cache.evict("t")), (True, 0), {"k": 1}),
     "evict": Step(_begin, lambda cache: cache.evict("t"), 1, {"k": None}),
     "evict retagged": Step(_begin, lambda cache: (cache.retag("k", ["u"]), cache.evict("u"))[0], True, {"k": None}),
