@@ -24,6 +24,7 @@ from .rules import Breaker, Computing, Lifetime, Rules, StoredError
 from .steps import take, take_async
 from .why import Why
 
+LOOKING = {"beta", "sliding", "valid"}  # options for which a value in memory is not just returned
 MOST_OTHERS = 1000  # results of a function that `why` compares a call with
 
 P = ParamSpec("P")
@@ -54,6 +55,7 @@ class ComputingOptions(KeepingOptions, total=False):
     error_expire: Lifetime | None
     admit: Literal["always", "second-miss"]
     sliding: bool
+    valid: Callable[[Any], bool] | None
 
 
 class Computed(Tagging):
@@ -110,6 +112,7 @@ class Computed(Tagging):
         gives one NotKeptWarning and counts in `metrics().not_kept`; with 'raise' the error is raised. `admit`: with
         'second-miss' a result is stored only if the key was missed, or its entry evicted, a short while ago; an error
         is stored at once. `sliding`: each hit renews the expiry, as `get_and_touch` does.
+        `valid`: whether a stored value may be used; one that it refuses is removed, and computed anew.
 
         In a transaction it computes without waiting for others. Raises what `compute` raises, and CacheError if that
         wants the same key. The words of stale values are those of RFC 5861.
@@ -122,7 +125,7 @@ class Computed(Tagging):
         if type(key) not in PLAIN_TYPES or self._hot.by_bytes:
             key = self._fixed(key)
         known = place = None
-        if not is_coroutine and not (options.get("beta") or options.get("sliding")):
+        if not is_coroutine and not (options.keys() & LOOKING):
             known = found = self._hot_value(key)
             if found is ENOVAL:
                 known = None

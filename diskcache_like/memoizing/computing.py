@@ -80,7 +80,7 @@ class Computation:
     def find(self, key: Any) -> Any:
         """Return the value that is there and need not be looked at twice, or ENOVAL; raise a stored error."""
         read = self.cache._hot_value if self.rules.beta else partial(self.cache.get, default=ENOVAL)
-        value = self.checked(self._attempt(read, ENOVAL, key))
+        value = self._accepted(key, self.checked(self._attempt(read, ENOVAL, key)))
         if self.rules.sliding and value is not ENOVAL:
             self._attempt(self._slide, None, key)
         return value
@@ -102,13 +102,22 @@ class Computation:
     def peek(self, key: Any) -> Any:
         """Return the value that is there, None if there is none or an error instead."""
         value = self.cache.get(key, ENOVAL)
-        return None if value is ENOVAL or type(value) is StoredError else value
+        return None if value is ENOVAL or type(value) is StoredError or not self.rules.accepts(value) else value
 
     def _present(self, key: Any) -> Any:
         """Return the value that somebody else has stored by now, ENOVAL if nobody has."""
-        value = self.checked(self._attempt(self.cache._uncounted, ENOVAL, key))
+        value = self._accepted(key, self.checked(self._attempt(self.cache._uncounted, ENOVAL, key)))
         self.hits += value is not ENOVAL
         return value
+
+    def _accepted(self, key: Any, value: Any) -> Any:
+        """Return a value that is there if the rules let it be used; remove another one, and return ENOVAL."""
+        if value is ENOVAL or self.rules.accepts(value):
+            return value
+        found = self._attempt(self.cache._recorded, None, key)
+        if found is not None and type(found[0]) is not StoredError and not self.rules.accepts(found[0]):
+            self._attempt(self.cache.delete, None, key, if_version=found[2])
+        return ENOVAL
 
     def checked(self, value: Any) -> Any:
         """Return a value that was found; raise an error that was stored instead of one."""
@@ -183,7 +192,9 @@ class Computation:
 
     def _old(self, key: Any) -> Old | None:
         found = self._attempt(self.cache._recorded, None, key, True)
-        return None if found is None or type(found[0]) is StoredError else Old(found[0], found[1].metadata, found[2])
+        if found is None or type(found[0]) is StoredError or not self.rules.accepts(found[0]):
+            return None
+        return Old(found[0], found[1].metadata, found[2])
 
     def _do(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Do:
         return Do(self.cache, partial(act, *args, **kwargs))

@@ -123,6 +123,7 @@ class Rules:
     on_error: str = "warn"
     admit: str = "always"
     sliding: bool = False
+    valid: Callable[[Any], bool] | None = None
     hidden: bytes = b""  # tag of a memoized function
     asks: bool = False  # the function takes a `Computing`
 
@@ -136,14 +137,13 @@ class Rules:
             if seconds is not ... and not callable(seconds):
                 _check_expiry(name, seconds)
         _check_expiry("error_expire", self.error_expire)
+        self._check_functions()
         if self.sliding and (self.expire is None or self._varies):
             raise SettingError(
                 f"sliding=True needs an expire that every hit can renew, such as 600; it is {self.expire!r}"
             )
         self._check_numbers()
         self._check_words()
-        if not (self.when is None or callable(self.when)):
-            raise SettingError(f"when is {self.when!r}, expected a function of the result, or None")
         if not callable(self.tags):
             if isinstance(self.tags, Iterator):  # it gives them only once
                 object.__setattr__(self, "tags", tuple(self.tags))
@@ -153,6 +153,12 @@ class Rules:
         if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in errors):
             raise SettingError(f"cache_errors is {given!r}, expected a class of exceptions or a tuple of them")
         object.__setattr__(self, "cache_errors", errors)
+
+    def _check_functions(self) -> None:
+        for name in ("when", "valid"):
+            given = getattr(self, name)
+            if not (given is None or callable(given)):
+                raise SettingError(f"{name} is {given!r}, expected a function of the result, or None")
 
     def _check_words(self) -> None:
         for name, one, other in (("on_error", "warn", "raise"), ("admit", "always", "second-miss")):
@@ -184,7 +190,11 @@ class Rules:
     @property
     def looks_at_hits(self) -> bool:
         """Tell whether there is more to do with a value that is there than to return it."""
-        return self.sliding
+        return self.sliding or self.valid is not None
+
+    def accepts(self, value: Any) -> bool:
+        """Tell whether a value that is there may be used."""
+        return self.valid is None or bool(self.valid(value))
 
     @property
     def is_bare(self) -> bool:
