@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 CALLS_ON_LOOPS = True  # for `may_block`
 
+OneCache, OneDeque, OneIndex = Cache[Any, Any], Deque[Any], Index[Any, Any]  # the classes, to type checkers
 P = ParamSpec("P")
 K = TypeVar("K")
 R = TypeVar("R")
@@ -175,12 +176,12 @@ class AsyncCache(Face[Cache]):
             self._take(await in_new_thread(self._opened))
         return self
 
-    get = _gets(Cache.get)
-    get_and_touch = writes(Cache.get_and_touch)
+    get = _gets(OneCache.get)
+    get_and_touch = writes(OneCache.get_and_touch)
     read = reads(Cache.read)
     get_entry = reads(Cache.get_entry)
     why = reads(Cache.why)
-    getitem = reads(Cache.__getitem__)
+    getitem = reads(OneCache.__getitem__)
     contains = reads(Cache.__contains__)
     set = writes(Cache.set)
     setitem = writes(Cache.__setitem__)
@@ -191,14 +192,14 @@ class AsyncCache(Face[Cache]):
     touch_many = in_bulk(Cache.touch_many)
     incr_many = in_bulk(Cache.incr_many)
     retag = writes(Cache.retag)
-    pop = writes(Cache.pop)
+    pop = writes(OneCache.pop)
     delete = writes(Cache.delete)
     delitem = writes(Cache.__delitem__)
     push = writes(Cache.push)
     pull = writes(Cache.pull)
     peek = writes(Cache.peek)
     peekitem = writes(Cache.peekitem)
-    get_many = writes(Cache.get_many)
+    get_many = writes(OneCache.get_many)
     set_many = writes(Cache.set_many)
     delete_many = in_bulk(Cache.delete_many)
     clear = in_bulk(Cache.clear)
@@ -311,14 +312,14 @@ class AsyncCache(Face[Cache]):
 class AsyncDeque(Face[Deque]):
     """A deque for coroutines: `deque.aio`."""
 
-    getitem = reads(Deque.__getitem__)
+    getitem = reads(OneDeque.__getitem__)
     contains = reads(Deque.__contains__)
-    peekleft = reads(Deque.peekleft)
+    peekleft = reads(OneDeque.peekleft)
     setitem = writes(Deque.__setitem__)
     delitem = writes(Deque.__delitem__)
-    pop = writes(Deque.pop)
-    peek = writes(Deque.peek)
-    popleft = writes(Deque.popleft)
+    pop = writes(OneDeque.pop)
+    peek = writes(OneDeque.peek)
+    popleft = writes(OneDeque.popleft)
     append = writes(Deque.append)
     appendleft = writes(Deque.appendleft)
     extend = writes(Deque.extend)
@@ -337,23 +338,23 @@ class AsyncDeque(Face[Deque]):
 class AsyncIndex(Face[Index]):
     """An index for coroutines: `index.aio`."""
 
-    get = reads(Index.get)
-    getitem = reads(Index.__getitem__)
+    get = reads(OneIndex.get)
+    getitem = reads(OneIndex.__getitem__)
     contains = reads(Index.__contains__)
     setitem = writes(Index.__setitem__)
     delitem = writes(Index.__delitem__)
-    setdefault = writes(Index.setdefault)
-    pop = writes(Index.pop)
-    popitem = writes(Index.popitem)
-    peekitem = writes(Index.peekitem)
+    setdefault = writes(OneIndex.setdefault)
+    pop = writes(OneIndex.pop)
+    popitem = writes(OneIndex.popitem)
+    peekitem = writes(OneIndex.peekitem)
     push = writes(Index.push)
     pull = writes(Index.pull)
     update = in_bulk(Index.update)
     clear = in_bulk(Index.clear)
     length = reads_in_bulk(Index.__len__)
-    keys = iterates(Index.keys)
-    values = iterates(Index.values)
-    items = iterates(Index.items)
+    keys = iterates(OneIndex.keys)
+    values = iterates(OneIndex.values)
+    items = iterates(OneIndex.items)
     transact = transacts(Index.transact)
 
 

@@ -14,7 +14,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, Unpack, overload
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, Unpack, overload
 
 from .coherence.counts import MISS
 from .disk.contract import Constant, Disk
@@ -43,6 +43,7 @@ from .settings.misuse import NoOthers, in_pairs, several, unexpected, wrong
 from .storage.interface import EntryStore
 from .storage.store import REMOVE, Change
 from .system.blocking import may_block
+from .system.generics import K, OfKeysAndValues, V
 
 if TYPE_CHECKING:
     from .operations.awaited import AsyncCache
@@ -68,7 +69,7 @@ class Entry(NamedTuple):
     etag: bytes = b""
 
 
-class Cache(Queues, Streams, Iteration, Computed, Administration):
+class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValues[K, V]):
     """A persistent cache in a directory, shared by threads and processes.
 
     Behaves like a dictionary; keys that are equal are one entry. Values come back equal and of the same type. Every
@@ -91,6 +92,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     Raises DirectoryError, UnsafeDirectory, ForeignDatabase, DiskCacheDirectory, NewerFormat, OlderFormat, SettingError,
     SecretError, MissingDependency. Operations of a cache with `remote` also raise RemoteError.
     """
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[K]: ...
+        def __reversed__(self) -> Iterator[K]: ...
 
     _OPENING = Opening()
     _unpickled: Mapping[str, Any] = {}  # settings and options that a pickle brought, until the handle is opened
@@ -170,7 +176,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     @overload
     def get(
         self,
-        key: Any,
+        key: K,
         default: Any = ...,
         read: bool = ...,
         expire_time: Literal[False] = ...,
@@ -179,11 +185,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         *,
         mmap: bool | None = ...,
         copy: bool = ...,
-    ) -> Any: ...
+    ) -> V | Any: ...
     @overload
     def get(
         self,
-        key: Any,
+        key: K,
         default: Any = ...,
         read: bool = ...,
         *,
@@ -196,7 +202,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     @overload
     def get(
         self,
-        key: Any,
+        key: K,
         default: Any = ...,
         read: bool = ...,
         expire_time: Literal[False] = ...,
@@ -209,7 +215,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     @overload
     def get(
         self,
-        key: Any,
+        key: K,
         default: Any = ...,
         read: bool = ...,
         *,
@@ -222,7 +228,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     @overload
     def get(
         self,
-        key: Any,
+        key: K,
         default: Any = ...,
         read: bool = ...,
         expire_time: bool = ...,
@@ -234,7 +240,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     ) -> Any: ...
     def get(
         self,
-        key: Any,
+        key: K,
         default: Any = None,
         read: bool = False,
         expire_time: bool = False,
@@ -276,8 +282,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         return self._loader.get(key, default, read, expire_time, tag, mmap)
 
     def get_and_touch(
-        self, key: Any, expire: Expiry | None, default: Any = None, retry: bool = False, **others: Unpack[NoOthers]
-    ) -> Any:
+        self, key: K, expire: Expiry | None, default: Any = None, retry: bool = False, **others: Unpack[NoOthers]
+    ) -> V | Any:
         """Return the value of `key`, or `default`; a live entry expires `expire` from now, so that it stays while used.
 
         The expiry is written only if it changes by more than a tenth of the time that is left then: of 600 seconds, a
@@ -317,14 +323,14 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         value = self._loader.load(key, self._rows.locate(key), maps=True)
         return default if value is ENOVAL else value
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: K) -> V:
         """Return the value of `key`; raise KeyError if it is missing or expired."""
-        value = self.get(key, ENOVAL)
+        value: V = self.get(key, ENOVAL)
         if value is ENOVAL:
             raise KeyError(key)
         return value
 
-    def read(self, key: Any, retry: bool = False) -> Any:
+    def read(self, key: K, retry: bool = False) -> Any:
         """Return a binary file object over the value of `key`, or the value itself if it is not bytes.
 
         The caller closes the file. Raises KeyError if the key is missing or expired.
@@ -354,7 +360,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             return False
         return store.disk.has_file(record) or self._recorded(key) is not None  # which may be a later row by now
 
-    def get_entry(self, key: Any, default: Any = None, *, stale: bool = False) -> Any:
+    def get_entry(self, key: K, default: Any = None, *, stale: bool = False) -> Any:
         """Return the `Entry` of `key`, its value with its metadata, or `default` if it is missing or expired.
 
         With `stale` also one that has expired and is still kept, for the stale windows of `get_or_set`.
@@ -370,7 +376,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                 return Entry(value, expire, tag_or_tags(tags), size, tags_of(tags), version, age, is_stale, etag)
         return default
 
-    def get_many(self, keys_: Iterable[Any]) -> dict[Any, Any]:
+    def get_many(self, keys_: Iterable[K]) -> dict[K, V]:
         """Return a dictionary of those keys that have live entries; each is read atomically, not all together."""
         found: dict[Any, Any] = {}
         cold: dict[EntryStore, list[tuple[Any, Location, int]]] = {store: [] for store in self._rows.stores}
@@ -406,8 +412,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
     def set(
         self,
-        key: Any,
-        value: Any,
+        key: K,
+        value: V | IO[bytes],
         expire: Expiry | None = None,
         read: bool = False,
         tag: Any = None,
@@ -521,14 +527,14 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         self._loader.keep_written(key, location, stamp, hot_expiry(final), value, encoded)
         return True
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: K, value: V) -> None:
         """Store `value` under `key`; raise ValueTooLarge if it can never fit the size limit."""
         if not self.set(key, value, retry=True):
             raise self._rows.too_large(key)
 
     def set_many(
         self,
-        items: Mapping[Any, Any] | Iterable[tuple[Any, Any]],
+        items: Mapping[K, V] | Iterable[tuple[K, V]],
         expire: Expiry | None = None,
         tag: Any = None,
         retry: bool = False,
@@ -616,8 +622,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
     def add(
         self,
-        key: Any,
-        value: Any,
+        key: K,
+        value: V | IO[bytes],
         expire: Expiry | None = None,
         read: bool = False,
         tag: Any = None,
@@ -634,7 +640,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         metadata = self._rows.metadata(expire, pack_tags(tag, tags, key))
         return self._set_if(key, value, read, metadata, retry, lambda record: record is None, early=True)
 
-    def incr(self, key: Any, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
+    def incr(self, key: K, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
         """Add `delta` to the number under `key` and return the sum. Atomic; expiry and tags stay.
 
         A missing or expired key counts as `default`; with `default=None` it raises KeyError. Raises TypeError if one of
@@ -666,11 +672,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             return self._failed(None)
         return result
 
-    def decr(self, key: Any, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
+    def decr(self, key: K, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
         """Subtract `delta` from the number under `key` and return the difference; otherwise like `incr`."""
         return self.incr(key, -_countable(key, "delta", delta), default, retry)
 
-    def touch(self, key: Any, expire: Expiry | None = None, retry: bool = False, **others: Unpack[NoOthers]) -> bool:
+    def touch(self, key: K, expire: Expiry | None = None, retry: bool = False, **others: Unpack[NoOthers]) -> bool:
         """Give a live entry a new expiry (seconds from now, None for never); return whether there was one. Atomic."""
         if others:
             raise unexpected(Cache.touch, others)
@@ -683,7 +689,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         return self._change(key, touched, retry)
 
     def touch_many(
-        self, keys_: Iterable[Any], expire: Expiry | None = None, retry: bool = False, **others: Unpack[NoOthers]
+        self, keys_: Iterable[K], expire: Expiry | None = None, retry: bool = False, **others: Unpack[NoOthers]
     ) -> int:
         """Give those keys that have a live entry a new expiry, and return how many they are; as `touch`.
 
@@ -697,11 +703,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
     def incr_many(
         self,
-        items: Mapping[Any, float] | Iterable[tuple[Any, float]],
+        items: Mapping[K, float] | Iterable[tuple[K, float]],
         default: int | None = 0,
         retry: bool = False,
         **others: Unpack[NoOthers],
-    ) -> dict[Any, Any]:
+    ) -> dict[K, Any]:
         """Add a number to that under each key, and return a dictionary of the sums; as `incr`.
 
         Each batch of 1,000 per shard is atomic: an error such as a value that is no number changes nothing in its
@@ -737,7 +743,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             return self._failed(results)
         return results
 
-    def retag(self, key: Any, add: Iterable[Any] = (), remove: Iterable[Any] = (), retry: bool = False) -> bool:
+    def retag(self, key: K, add: Iterable[Any] = (), remove: Iterable[Any] = (), retry: bool = False) -> bool:
         """Add tags to a live entry, and remove others; return whether there was one. Atomic; its expiry stays.
 
         A tag in both is there afterwards. Raises TagError if that would be more than 64.
@@ -784,28 +790,28 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     @overload
     def pop(
         self,
-        key: Any,
+        key: K,
         default: Any = ...,
         expire_time: Literal[False] = ...,
         tag: Literal[False] = ...,
         retry: bool = ...,
-    ) -> Any: ...
+    ) -> V | Any: ...
     @overload
     def pop(
-        self, key: Any, default: Any = ..., *, expire_time: Literal[True], tag: Literal[False] = ..., retry: bool = ...
+        self, key: K, default: Any = ..., *, expire_time: Literal[True], tag: Literal[False] = ..., retry: bool = ...
     ) -> tuple[Any, float | None]: ...
     @overload
     def pop(
-        self, key: Any, default: Any = ..., expire_time: Literal[False] = ..., *, tag: Literal[True], retry: bool = ...
+        self, key: K, default: Any = ..., expire_time: Literal[False] = ..., *, tag: Literal[True], retry: bool = ...
     ) -> tuple[Any, Any]: ...
     @overload
     def pop(
-        self, key: Any, default: Any = ..., *, expire_time: Literal[True], tag: Literal[True], retry: bool = ...
+        self, key: K, default: Any = ..., *, expire_time: Literal[True], tag: Literal[True], retry: bool = ...
     ) -> tuple[Any, float | None, Any]: ...
     @overload
-    def pop(self, key: Any, default: Any = ..., expire_time: bool = ..., tag: bool = ..., retry: bool = ...) -> Any: ...
+    def pop(self, key: K, default: Any = ..., expire_time: bool = ..., tag: bool = ..., retry: bool = ...) -> Any: ...
     def pop(
-        self, key: Any, default: Any = None, expire_time: bool = False, tag: bool = False, retry: bool = False
+        self, key: K, default: Any = None, expire_time: bool = False, tag: bool = False, retry: bool = False
     ) -> Any:
         """Remove the entry of `key` and return its value, or `default` if it is missing or expired. Atomic.
 
@@ -833,7 +839,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             return self._failed(missing)
         return result
 
-    def delete(self, key: Any, retry: bool = False, *, if_version: int = ANY_VERSION) -> bool:
+    def delete(self, key: K, retry: bool = False, *, if_version: int = ANY_VERSION) -> bool:
         """Remove the entry of `key`; return whether there was a live one. Atomic.
 
         `if_version`: only if it still has this `Entry.version`. Raises DiskFull if the disk has no room even for a
@@ -869,12 +875,12 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             return self._failed(False)
         return is_met
 
-    def __delitem__(self, key: Any, retry: bool = True) -> None:
+    def __delitem__(self, key: K, retry: bool = True) -> None:
         """Remove the entry of `key`; raise KeyError if there is no live one."""
         if not self.delete(key, retry=retry):
             raise KeyError(key)
 
-    def delete_many(self, keys_: Iterable[Any], retry: bool = False) -> int:
+    def delete_many(self, keys_: Iterable[K], retry: bool = False) -> int:
         """Remove the entries of the keys and return how many there were.
 
         Each batch of 1,000 per shard is atomic; on a full disk, where a batch does not fit, each entry is. After a

@@ -54,7 +54,15 @@ def told() -> dict[str, str]:
 
 TABLE = told()
 PYTHONS = {"__enter__", "__exit__", "__setstate__", "__annotations__", "__dict__", "__module__", "__weakref__"}
-PYTHONS |= {"__firstlineno__", "__static_attributes__", "__annotate_func__", "__annotations_cache__"}
+PYTHONS |= {
+    "__firstlineno__",
+    "__static_attributes__",
+    "__annotate_func__",
+    "__annotations_cache__",
+    "__class_getitem__",
+    "__orig_bases__",
+    "__parameters__",
+}
 NO_OPERATIONS = {"directory", "disk", "timeout"}
 
 
