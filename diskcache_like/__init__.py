@@ -17,6 +17,7 @@ from .cache import Cache, Entry
 from .disk.contract import UNKNOWN, Disk
 from .encoding.classes import register
 from .entries.loading import ENOVAL
+from .entries.row_codec import KEEP
 from .errors import (
     AlreadyImported,
     BreakerOpen,
@@ -79,6 +80,7 @@ __all__ = [
     "DEFAULT_SETTINGS",
     "ENOVAL",
     "EVICTION_POLICY",
+    "KEEP",
     "UNKNOWN",
     "AlreadyImported",
     "AsyncCache",

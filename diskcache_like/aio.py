@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import AbstractAsyncContextManager
 from functools import partial
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, Self, T
 from .cache import Cache
 from .disk.contract import Disk
 from .entries.options import Arguments
-from .memoizing.computed import ComputingOptions
+from .memoizing.computed import ComputingOptions, KeepingOptions
 from .memoizing.identities import decorated
 from .memoizing.memoize import Memoized
 from .memoizing.rules import Lifetime
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 CALLS_ON_LOOPS = True  # for `may_block`
 
+OneCache, OneDeque, OneIndex = Cache[Any, Any], Deque[Any], Index[Any, Any]  # the classes, to type checkers
 P = ParamSpec("P")
+K = TypeVar("K")
 R = TypeVar("R")
 S = TypeVar("S")
 
@@ -174,11 +176,12 @@ class AsyncCache(Face[Cache]):
             self._take(await in_new_thread(self._opened))
         return self
 
-    get = _gets(Cache.get)
+    get = _gets(OneCache.get)
+    get_and_touch = writes(OneCache.get_and_touch)
     read = reads(Cache.read)
     get_entry = reads(Cache.get_entry)
     why = reads(Cache.why)
-    getitem = reads(Cache.__getitem__)
+    getitem = reads(OneCache.__getitem__)
     contains = reads(Cache.__contains__)
     set = writes(Cache.set)
     setitem = writes(Cache.__setitem__)
@@ -186,15 +189,17 @@ class AsyncCache(Face[Cache]):
     incr = writes(Cache.incr)
     decr = writes(Cache.decr)
     touch = writes(Cache.touch)
+    touch_many = in_bulk(Cache.touch_many)
+    incr_many = in_bulk(Cache.incr_many)
     retag = writes(Cache.retag)
-    pop = writes(Cache.pop)
+    pop = writes(OneCache.pop)
     delete = writes(Cache.delete)
     delitem = writes(Cache.__delitem__)
     push = writes(Cache.push)
     pull = writes(Cache.pull)
     peek = writes(Cache.peek)
     peekitem = writes(Cache.peekitem)
-    get_many = writes(Cache.get_many)
+    get_many = writes(OneCache.get_many)
     set_many = writes(Cache.set_many)
     delete_many = in_bulk(Cache.delete_many)
     clear = in_bulk(Cache.clear)
@@ -258,6 +263,32 @@ class AsyncCache(Face[Cache]):
         """Do what `Cache.get_or_set` does; a function that is no coroutine function is called in a thread."""
         return self._sync.get_or_set(key, self._awaitable(compute), *args, **options)
 
+    @overload
+    def get_or_set_many(
+        self,
+        keys_: Iterable[K],
+        compute_missing: Callable[[list[K]], Coroutine[Any, Any, Mapping[K, R]]],
+        expire: Lifetime | Callable[[R], Any] | None = ...,
+        *,
+        tag: Any = ...,
+        tags: Iterable[Any] | Callable[[R], Iterable[Any]] | None = ...,
+        **options: Unpack[KeepingOptions],
+    ) -> Coroutine[Any, Any, dict[K, R]]: ...
+    @overload
+    def get_or_set_many(
+        self,
+        keys_: Iterable[K],
+        compute_missing: Callable[[list[K]], Mapping[K, R]],
+        expire: Lifetime | Callable[[R], Any] | None = ...,
+        *,
+        tag: Any = ...,
+        tags: Iterable[Any] | Callable[[R], Iterable[Any]] | None = ...,
+        **options: Unpack[KeepingOptions],
+    ) -> Coroutine[Any, Any, dict[K, R]]: ...
+    def get_or_set_many(self, keys_: Iterable[Any], compute_missing: Any, *args: Any, **options: Any) -> Any:
+        """Do what `Cache.get_or_set_many` does; a function that is no coroutine function is called in a thread."""
+        return self._sync.get_or_set_many(keys_, self._awaitable(compute_missing), *args, **options)
+
     @like(Cache.memoize)
     def memoize(self, *args: Any, **options: Any) -> Memoizing:
         """Do what `Cache.memoize` does; a function that is no coroutine function becomes one, called in a thread."""
@@ -281,14 +312,14 @@ class AsyncCache(Face[Cache]):
 class AsyncDeque(Face[Deque]):
     """A deque for coroutines: `deque.aio`."""
 
-    getitem = reads(Deque.__getitem__)
+    getitem = reads(OneDeque.__getitem__)
     contains = reads(Deque.__contains__)
-    peekleft = reads(Deque.peekleft)
+    peekleft = reads(OneDeque.peekleft)
     setitem = writes(Deque.__setitem__)
     delitem = writes(Deque.__delitem__)
-    pop = writes(Deque.pop)
-    peek = writes(Deque.peek)
-    popleft = writes(Deque.popleft)
+    pop = writes(OneDeque.pop)
+    peek = writes(OneDeque.peek)
+    popleft = writes(OneDeque.popleft)
     append = writes(Deque.append)
     appendleft = writes(Deque.appendleft)
     extend = writes(Deque.extend)
@@ -307,23 +338,23 @@ class AsyncDeque(Face[Deque]):
 class AsyncIndex(Face[Index]):
     """An index for coroutines: `index.aio`."""
 
-    get = reads(Index.get)
-    getitem = reads(Index.__getitem__)
+    get = reads(OneIndex.get)
+    getitem = reads(OneIndex.__getitem__)
     contains = reads(Index.__contains__)
     setitem = writes(Index.__setitem__)
     delitem = writes(Index.__delitem__)
-    setdefault = writes(Index.setdefault)
-    pop = writes(Index.pop)
-    popitem = writes(Index.popitem)
-    peekitem = writes(Index.peekitem)
+    setdefault = writes(OneIndex.setdefault)
+    pop = writes(OneIndex.pop)
+    popitem = writes(OneIndex.popitem)
+    peekitem = writes(OneIndex.peekitem)
     push = writes(Index.push)
     pull = writes(Index.pull)
     update = in_bulk(Index.update)
     clear = in_bulk(Index.clear)
     length = reads_in_bulk(Index.__len__)
-    keys = iterates(Index.keys)
-    values = iterates(Index.values)
-    items = iterates(Index.items)
+    keys = iterates(OneIndex.keys)
+    values = iterates(OneIndex.values)
+    items = iterates(OneIndex.items)
     transact = transacts(Index.transact)
 
 

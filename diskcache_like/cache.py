@@ -14,7 +14,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, overload
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar, Unpack, overload
 
 from .coherence.counts import MISS
 from .disk.contract import Constant, Disk
@@ -29,8 +29,8 @@ from .entries.handle import Handle, Opening
 from .entries.hot import KIND, NEGATIVE_HIT, PLAIN_TYPES, HotLayer
 from .entries.loading import ENOVAL, EXPIRED, Loader, hot_expiry
 from .entries.options import Arguments
-from .entries.row_codec import Expiry, Location, RowCodec, discard, with_expiry, with_metadata
-from .errors import CacheError, DirectoryError, Timeout, TransactionError, ValueTooLarge, named
+from .entries.row_codec import KEEP, Location, RowCodec, discard, with_expiry, with_metadata
+from .errors import CacheError, DirectoryError, DiskFull, Timeout, TransactionError, ValueTooLarge, named
 from .memoizing.computed import Computed
 from .memoizing.computing import Place
 from .operations import awaited, namespaces
@@ -38,10 +38,12 @@ from .operations.administration import Administration
 from .operations.iteration import Iteration
 from .operations.queues import Queues
 from .operations.streams import Streams
+from .settings.lifetimes import Expiry
 from .settings.misuse import NoOthers, in_pairs, several, unexpected, wrong
 from .storage.interface import EntryStore
-from .storage.store import REMOVE, Change, Row
+from .storage.store import REMOVE, Change
 from .system.blocking import may_block
+from .system.generics import K, OfKeysAndValues, V
 
 if TYPE_CHECKING:
     from .operations.awaited import AsyncCache
@@ -50,6 +52,7 @@ if TYPE_CHECKING:
 
 SET_MANY_BATCH = 1000  # entries per transaction of set_many and delete_many
 ANY_VERSION: Any = Constant("ANY_VERSION")
+Found = TypeVar("Found")
 
 
 class Entry(NamedTuple):
@@ -66,7 +69,7 @@ class Entry(NamedTuple):
     etag: bytes = b""
 
 
-class Cache(Queues, Streams, Iteration, Computed, Administration):
+class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValues[K, V]):
     """A persistent cache in a directory, shared by threads and processes.
 
     Behaves like a dictionary; keys that are equal are one entry. Values come back equal and of the same type. Every
@@ -89,6 +92,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     Raises DirectoryError, UnsafeDirectory, ForeignDatabase, DiskCacheDirectory, NewerFormat, OlderFormat, SettingError,
     SecretError, MissingDependency. Operations of a cache with `remote` also raise RemoteError.
     """
+
+    if TYPE_CHECKING:
+
+        def __iter__(self) -> Iterator[K]: ...
+        def __reversed__(self) -> Iterator[K]: ...
 
     _OPENING = Opening()
     _unpickled: Mapping[str, Any] = {}  # settings and options that a pickle brought, until the handle is opened
@@ -168,7 +176,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     @overload
     def get(
         self,
-        key: Any,
+        key: K,
         default: Any = ...,
         read: bool = ...,
         expire_time: Literal[False] = ...,
@@ -177,11 +185,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         *,
         mmap: bool | None = ...,
         copy: bool = ...,
-    ) -> Any: ...
+    ) -> V | Any: ...
     @overload
     def get(
         self,
-        key: Any,
+        key: K,
         default: Any = ...,
         read: bool = ...,
         *,
@@ -194,7 +202,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     @overload
     def get(
         self,
-        key: Any,
+        key: K,
         default: Any = ...,
         read: bool = ...,
         expire_time: Literal[False] = ...,
@@ -207,7 +215,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     @overload
     def get(
         self,
-        key: Any,
+        key: K,
         default: Any = ...,
         read: bool = ...,
         *,
@@ -220,7 +228,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     @overload
     def get(
         self,
-        key: Any,
+        key: K,
         default: Any = ...,
         read: bool = ...,
         expire_time: bool = ...,
@@ -232,7 +240,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     ) -> Any: ...
     def get(
         self,
-        key: Any,
+        key: K,
         default: Any = None,
         read: bool = False,
         expire_time: bool = False,
@@ -273,19 +281,56 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                 return default
         return self._loader.get(key, default, read, expire_time, tag, mmap)
 
+    def get_and_touch(
+        self, key: K, expire: Expiry | None, default: Any = None, retry: bool = False, **others: Unpack[NoOthers]
+    ) -> V | Any:
+        """Return the value of `key`, or `default`; a live entry expires `expire` from now, so that it stays while used.
+
+        The expiry is written only if it changes by more than a tenth of the time that is left then: of 600 seconds, a
+        hit within the first 60 writes nothing. It stays as it is if the write lock cannot be had in time, or the disk
+        is full: the value is returned all the same.
+        """
+        if others:
+            raise unexpected(Cache.get_and_touch, others)
+        expiry = self._rows.expiry_or_default(expire)
+        value = self.get(key, ENOVAL)
+        if value is ENOVAL:
+            return default
+        with contextlib.suppress(Timeout, DiskFull):
+            self._renew(key, expiry, retry)
+        return value
+
+    def _renew(self, key: Any, expiry: float | None, retry: bool = False) -> None:
+        """Give an entry that is used another expiry, unless that makes little difference."""
+        rows, entry = self._rows, None if self._tier is not None else self._hot.probe(key)
+        little = 0.0 if expiry is None else (expiry - rows.clock()) / 10
+
+        def is_due(present: float | None) -> bool:
+            return present != expiry if present is None or expiry is None else abs(expiry - present) > little
+
+        def renewed(old: Metadata) -> Metadata | None:
+            new = rows.limited(with_expiry(old, expiry))
+            return new if is_due(old.expire) and new.expire != old.expire else None
+
+        if entry is None:
+            stored_key, home, store = location = rows.locate(key)
+            record = rows.verified(key, location, store.read(home, stored_key))
+        if is_due(entry[3]) if entry is not None else record is not None and is_due(record.metadata.expire):
+            self._change(key, renewed, retry)
+
     def _mapped(self, key: Any, default: Any) -> Any:
         """Return the value of `key`, mapped if it is in a file of its own; the caller has counted the hit."""
         value = self._loader.load(key, self._rows.locate(key), maps=True)
         return default if value is ENOVAL else value
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: K) -> V:
         """Return the value of `key`; raise KeyError if it is missing or expired."""
-        value = self.get(key, ENOVAL)
+        value: V = self.get(key, ENOVAL)
         if value is ENOVAL:
             raise KeyError(key)
         return value
 
-    def read(self, key: Any, retry: bool = False) -> Any:
+    def read(self, key: K, retry: bool = False) -> Any:
         """Return a binary file object over the value of `key`, or the value itself if it is not bytes.
 
         The caller closes the file. Raises KeyError if the key is missing or expired.
@@ -315,7 +360,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             return False
         return store.disk.has_file(record) or self._recorded(key) is not None  # which may be a later row by now
 
-    def get_entry(self, key: Any, default: Any = None, *, stale: bool = False) -> Any:
+    def get_entry(self, key: K, default: Any = None, *, stale: bool = False) -> Any:
         """Return the `Entry` of `key`, its value with its metadata, or `default` if it is missing or expired.
 
         With `stale` also one that has expired and is still kept, for the stale windows of `get_or_set`.
@@ -331,7 +376,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                 return Entry(value, expire, tag_or_tags(tags), size, tags_of(tags), version, age, is_stale, etag)
         return default
 
-    def get_many(self, keys_: Iterable[Any]) -> dict[Any, Any]:
+    def get_many(self, keys_: Iterable[K]) -> dict[K, V]:
         """Return a dictionary of those keys that have live entries; each is read atomically, not all together."""
         found: dict[Any, Any] = {}
         cold: dict[EntryStore, list[tuple[Any, Location, int]]] = {store: [] for store in self._rows.stores}
@@ -367,8 +412,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
     def set(
         self,
-        key: Any,
-        value: Any,
+        key: K,
+        value: V | IO[bytes],
         expire: Expiry | None = None,
         read: bool = False,
         tag: Any = None,
@@ -380,18 +425,21 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     ) -> bool:
         """Store `value` under `key`, replacing what was there; return False if it can never fit the size limit.
 
-        `expire`: seconds from now, None for never. `read`: `value` is a binary file object, read to its end. `tag`, or
-        `tags` for several (64 at most): what `evict` and listings find it by. `if_version`: store it, and return True,
-        only if the live entry still has this `Entry.version`; None means that there must be none. Atomic. Raises
-        Timeout, ExpiryError, TagError, KeyEncodeError, ValueEncodeError, DiskFull; nothing changes then.
+        `expire`: seconds from now, None for never, KEEP for that of the live entry, if there is one. `read`: `value` is
+        a binary file object, read to its end. `tag`, or `tags` for several (64 at most): what `evict` and listings find
+        it by. `if_version`: store it, and return True, only if the live entry still has this `Entry.version`; None
+        means that there must be none. Atomic. Raises Timeout, ExpiryError, TagError, KeyEncodeError, ValueEncodeError,
+        DiskFull; nothing changes then.
         """
         if others:
             raise unexpected(Cache.set, others)
         rows = self._rows
         stored_key, home, store = location = rows.locate(key)
         metadata = NO_METADATA
-        if expire is not None or tag is not None or tags is not None:
-            metadata = rows.metadata(expire, pack_tags(tag, tags, key))
+        if expire is not None or tag is not None or tags is not None or rows.lifetimes is not None:
+            metadata = rows.metadata_or_keep(expire, pack_tags(tag, tags, key))
+            if expire is KEEP and if_version is ANY_VERSION:
+                return self._set_if(key, value, read, metadata, retry, lambda _: True, early=True)
         if if_version is not ANY_VERSION:
             if if_version is not None and type(if_version) is not int:
                 raise TypeError(f"if_version is {if_version!r:.80}, expected the version of an Entry, or None")
@@ -454,15 +502,19 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         location, missing = place or (rows.locate(key), 0)
         stored_key, home, store = location
         encoded = rows.encode(store, value, read, key)
-        is_met = False
+        is_met, final = False, rows.kept(metadata, None)
 
         def decide(packed: bytes | None) -> Change:
-            nonlocal is_met
-            is_met = condition(rows.live_own(key, location, packed))
-            return row if is_met else None
+            nonlocal is_met, final
+            record = rows.live_own(key, location, packed)
+            is_met = condition(record)
+            if metadata.expire is not KEEP:
+                return row if is_met else None
+            final = rows.kept(metadata, record)
+            return rows.row(key, location, encoded, final) if is_met else None
 
         try:
-            row = rows.row(key, location, encoded, metadata)
+            row = rows.row(key, location, encoded, final)
             if rows.is_oversize(row):
                 raise rows.too_large(key)
             stamp = store.update(home, stored_key, decide, wait, early, missing)
@@ -472,17 +524,17 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         if not is_met:
             discard(store, encoded)
             return False
-        self._loader.keep_written(key, location, stamp, hot_expiry(metadata), value, encoded)
+        self._loader.keep_written(key, location, stamp, hot_expiry(final), value, encoded)
         return True
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: K, value: V) -> None:
         """Store `value` under `key`; raise ValueTooLarge if it can never fit the size limit."""
         if not self.set(key, value, retry=True):
             raise self._rows.too_large(key)
 
     def set_many(
         self,
-        items: Mapping[Any, Any] | Iterable[tuple[Any, Any]],
+        items: Mapping[K, V] | Iterable[tuple[K, V]],
         expire: Expiry | None = None,
         tag: Any = None,
         retry: bool = False,
@@ -497,7 +549,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         """
         if others:
             raise unexpected(Cache.set_many, others)
-        metadata = self._rows.metadata(expire, pack_tags(tag, tags))
+        metadata = self._rows.metadata_or_keep(expire, pack_tags(tag, tags))
         pairs = (
             items.items()
             if isinstance(items, Mapping)
@@ -515,7 +567,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     def _set_batch(self, items: Iterable[tuple[Any, Any, Metadata]], wait: float | None) -> int:
         """Store (key, value, metadata) of each item, a transaction per shard; return how many fit."""
         rows = self._rows
-        groups: dict[EntryStore, list[tuple[int, bytes, bytes | Row]]] = {}
+        groups: dict[EntryStore, list[tuple[int, bytes, Any]]] = {}
         written: list[tuple[EntryStore, Encoded]] = []
         count = 0
         try:
@@ -523,20 +575,16 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                 stored_key, home, store = location = rows.locate(key)
                 encoded = rows.encode(store, value, False, key)
                 written.append((store, encoded))
-                row = rows.row(key, location, encoded, metadata)
+                row = rows.row(key, location, encoded, rows.kept(metadata, None))
                 if rows.is_oversize(row):
                     discard(*written.pop())
                     continue
-                groups.setdefault(store, []).append((home, stored_key, row))
+                what = rows.keeping(key, location, encoded, metadata) if metadata.expire is KEEP else row
+                groups.setdefault(store, []).append((home, stored_key, what))
             if len(groups) > 1:
                 may_block()  # after the first shard it is too late to begin anew: others may have written there since
             for store, wanted in groups.items():
-                if len(wanted) == 1:
-                    store.put(*wanted[0], wait)  # which is atomic by itself
-                else:
-                    for attempt in store.attempts():
-                        with attempt, store.transaction(wait):
-                            store.put_many(wanted)
+                _write_together(store, wanted, wait)
                 written = [pair for pair in written if pair[0] is not store]
                 count += len(wanted)
         except BaseException as error:
@@ -558,7 +606,12 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         target = without_face(target, "target")
         if os.path.realpath(target.directory) == os.path.realpath(self.directory):
             raise DirectoryError(errno.EINVAL, "a cache cannot be copied to itself; give another one", self.directory)
-        return sum(target._set_batch(self._items(batch), None) for batch in batches(self, SET_MANY_BATCH))
+        limited = target._rows.limited
+        stored = 0
+        for batch in batches(self, SET_MANY_BATCH):
+            items = ((key, value, limited(metadata)) for key, value, metadata in self._items(batch))
+            stored += target._set_batch(items, None)
+        return stored
 
     def _items(self, keys_: Iterable[Any]) -> Iterator[tuple[Any, Any, Metadata]]:
         """Yield (key, value, metadata) of those keys that have a live entry."""
@@ -569,8 +622,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
     def add(
         self,
-        key: Any,
-        value: Any,
+        key: K,
+        value: V | IO[bytes],
         expire: Expiry | None = None,
         read: bool = False,
         tag: Any = None,
@@ -587,13 +640,14 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         metadata = self._rows.metadata(expire, pack_tags(tag, tags, key))
         return self._set_if(key, value, read, metadata, retry, lambda record: record is None, early=True)
 
-    def incr(self, key: Any, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
+    def incr(self, key: K, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
         """Add `delta` to the number under `key` and return the sum. Atomic; expiry and tags stay.
 
         A missing or expired key counts as `default`; with `default=None` it raises KeyError. Raises TypeError if one of
         them or the value is not an integer, a float or a complex number; NumPy's integers count as integers.
         """
         result: Any = None
+        rows = self._rows
         if type(delta) is not int:
             delta = _countable(key, "delta", delta)
         if type(default) is not int and default is not None:
@@ -604,7 +658,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             if current is ENOVAL:
                 if default is None:
                     raise KeyError(key)
-                current = default
+                current, metadata = default, rows.metadata(None, b"")
             elif type(current) is not int and (
                 isinstance(current, bool) or not isinstance(current, int | float | complex)
             ):
@@ -612,29 +666,84 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             result = current + delta
             return result, metadata
 
-        rows = self._rows
         try:
             update(rows, self._loader, (key, rows.locate(key)), decide, None if retry else self._handle.timeout)
         except BaseException:
             return self._failed(None)
         return result
 
-    def decr(self, key: Any, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
+    def decr(self, key: K, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
         """Subtract `delta` from the number under `key` and return the difference; otherwise like `incr`."""
         return self.incr(key, -_countable(key, "delta", delta), default, retry)
 
-    def touch(self, key: Any, expire: Expiry | None = None, retry: bool = False, **others: Unpack[NoOthers]) -> bool:
+    def touch(self, key: K, expire: Expiry | None = None, retry: bool = False, **others: Unpack[NoOthers]) -> bool:
         """Give a live entry a new expiry (seconds from now, None for never); return whether there was one. Atomic."""
         if others:
             raise unexpected(Cache.touch, others)
-        expiry = self._rows.expiry(expire)
+        rows = self._rows
+        expiry = rows.expiry_or_default(expire)
 
         def touched(old: Metadata) -> Metadata:
-            return with_expiry(old, expiry)
+            return rows.limited(with_expiry(old, expiry))
 
         return self._change(key, touched, retry)
 
-    def retag(self, key: Any, add: Iterable[Any] = (), remove: Iterable[Any] = (), retry: bool = False) -> bool:
+    def touch_many(
+        self, keys_: Iterable[K], expire: Expiry | None = None, retry: bool = False, **others: Unpack[NoOthers]
+    ) -> int:
+        """Give those keys that have a live entry a new expiry, and return how many they are; as `touch`.
+
+        Each batch of 1,000 per shard is atomic.
+        """
+        if others:
+            raise unexpected(Cache.touch_many, others)
+        self._rows.expiry_or_default(expire)  # raises for one that cannot be
+        keys_ = several("keys_", keys_, "a list of keys")
+        return sum(self._for_each(keys_, lambda key: self.touch(key, expire), retry, key_of=lambda key: key))
+
+    def incr_many(
+        self,
+        items: Mapping[K, float] | Iterable[tuple[K, float]],
+        default: int | None = 0,
+        retry: bool = False,
+        **others: Unpack[NoOthers],
+    ) -> dict[K, Any]:
+        """Add a number to that under each key, and return a dictionary of the sums; as `incr`.
+
+        Each batch of 1,000 per shard is atomic: an error such as a value that is no number changes nothing in its
+        batch.
+        """
+        if others:
+            raise unexpected(Cache.incr_many, others)
+        pairs = items.items() if isinstance(items, Mapping) else several("items", items, "a mapping, or (key, number)")
+
+        def incr(pair: tuple[Any, Any]) -> tuple[Any, Any]:
+            return pair[0], self.incr(*pair, default)
+
+        return dict(self._for_each(in_pairs("items", pairs), incr, retry, key_of=operator.itemgetter(0)))
+
+    def _for_each(
+        self, items: Iterable[Any], act: Callable[[Any], Found], retry: bool, key_of: Callable[[Any], Any]
+    ) -> list[Found]:
+        """Return what `act` returns for the items, having changed their entries in batches, one transaction each."""
+        wait, locate = self._wait(retry), self._rows.locate
+        results: list[Found] = []
+        try:
+            for batch in batches(items, SET_MANY_BATCH):
+                groups: dict[EntryStore, list[Any]] = {}
+                for item in batch:
+                    groups.setdefault(locate(self._namespaced(key_of(item)))[2], []).append(item)
+                for store, own in groups.items():
+                    found: list[Found] = []
+                    for attempt in store.attempts():
+                        with attempt, store.transaction(wait):
+                            found = [act(item) for item in own]
+                    results += found
+        except Timeout:
+            return self._failed(results)
+        return results
+
+    def retag(self, key: K, add: Iterable[Any] = (), remove: Iterable[Any] = (), retry: bool = False) -> bool:
         """Add tags to a live entry, and remove others; return whether there was one. Atomic; its expiry stays.
 
         A tag in both is there afterwards. Raises TagError if that would be more than 64.
@@ -646,8 +755,8 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
 
         return self._change(key, retagged, retry)
 
-    def _change(self, key: Any, change: Callable[[Metadata], Metadata], retry: bool) -> bool:
-        """Give a live entry other metadata, and return whether there was one. Atomic."""
+    def _change(self, key: Any, change: Callable[[Metadata], Metadata | None], retry: bool) -> bool:
+        """Give a live entry other metadata, or None for none; return whether it has got them. Atomic."""
         rows = self._rows
         stored_key, home, store = location = rows.locate(key)
         changed = False
@@ -660,12 +769,15 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
                 payload, metadata = plain
                 if metadata.expire is not None and not metadata.expire > rows.clock():
                     return None
-                changed = True
-                return rows.changed_plain(stored_key, payload, change(metadata))
+                new = change(metadata)
+                if new is None or new.created is None:
+                    changed = new is not None
+                    return None if new is None else rows.changed_plain(stored_key, payload, new)
             record = rows.live_own(key, location, packed)
-            if record is None:
+            new = None if record is None else change(record.metadata)
+            if record is None or new is None:
                 return None
-            touch = rows.changed(location, record, change(record.metadata))
+            touch = rows.changed(location, record, new)
             changed = True
             return touch
 
@@ -678,28 +790,28 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
     @overload
     def pop(
         self,
-        key: Any,
+        key: K,
         default: Any = ...,
         expire_time: Literal[False] = ...,
         tag: Literal[False] = ...,
         retry: bool = ...,
-    ) -> Any: ...
+    ) -> V | Any: ...
     @overload
     def pop(
-        self, key: Any, default: Any = ..., *, expire_time: Literal[True], tag: Literal[False] = ..., retry: bool = ...
+        self, key: K, default: Any = ..., *, expire_time: Literal[True], tag: Literal[False] = ..., retry: bool = ...
     ) -> tuple[Any, float | None]: ...
     @overload
     def pop(
-        self, key: Any, default: Any = ..., expire_time: Literal[False] = ..., *, tag: Literal[True], retry: bool = ...
+        self, key: K, default: Any = ..., expire_time: Literal[False] = ..., *, tag: Literal[True], retry: bool = ...
     ) -> tuple[Any, Any]: ...
     @overload
     def pop(
-        self, key: Any, default: Any = ..., *, expire_time: Literal[True], tag: Literal[True], retry: bool = ...
+        self, key: K, default: Any = ..., *, expire_time: Literal[True], tag: Literal[True], retry: bool = ...
     ) -> tuple[Any, float | None, Any]: ...
     @overload
-    def pop(self, key: Any, default: Any = ..., expire_time: bool = ..., tag: bool = ..., retry: bool = ...) -> Any: ...
+    def pop(self, key: K, default: Any = ..., expire_time: bool = ..., tag: bool = ..., retry: bool = ...) -> Any: ...
     def pop(
-        self, key: Any, default: Any = None, expire_time: bool = False, tag: bool = False, retry: bool = False
+        self, key: K, default: Any = None, expire_time: bool = False, tag: bool = False, retry: bool = False
     ) -> Any:
         """Remove the entry of `key` and return its value, or `default` if it is missing or expired. Atomic.
 
@@ -727,11 +839,14 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
             return self._failed(missing)
         return result
 
-    def delete(self, key: Any, retry: bool = False) -> bool:
+    def delete(self, key: K, retry: bool = False, *, if_version: int = ANY_VERSION) -> bool:
         """Remove the entry of `key`; return whether there was a live one. Atomic.
 
-        Raises DiskFull if the disk has no room even for a removal; a value in a file may be gone then.
+        `if_version`: only if it still has this `Entry.version`. Raises DiskFull if the disk has no room even for a
+        removal; a value in a file may be gone then.
         """
+        if if_version is not ANY_VERSION:
+            return self._delete_version(key, if_version, self._wait(retry))
         stored_key, home, store = location = self._rows.locate(key)
         entry = self._hot.probe(key) if type(key) in PLAIN_TYPES else None
         seen = 0 if entry is None or entry[5] is NEGATIVE_HIT else entry[2]
@@ -742,12 +857,30 @@ class Cache(Queues, Streams, Iteration, Computed, Administration):
         self._loader.keep_removed(key, location, stamp)
         return stamp > 0
 
-    def __delitem__(self, key: Any, retry: bool = True) -> None:
+    def _delete_version(self, key: Any, version: int, wait: float | None) -> bool:
+        if type(version) is not int:
+            raise TypeError(f"if_version is {version!r:.80}, expected the version of an Entry")
+        stored_key, home, store = location = self._rows.locate(key)
+        is_met = False
+
+        def decide(packed: bytes | None) -> Change:
+            nonlocal is_met
+            record = self._rows.live_own(key, location, packed)
+            is_met = record is not None and self._has_version(location, version, record)
+            return REMOVE if is_met else None
+
+        try:
+            store.update(home, stored_key, decide, wait)
+        except Timeout:
+            return self._failed(False)
+        return is_met
+
+    def __delitem__(self, key: K, retry: bool = True) -> None:
         """Remove the entry of `key`; raise KeyError if there is no live one."""
         if not self.delete(key, retry=retry):
             raise KeyError(key)
 
-    def delete_many(self, keys_: Iterable[Any], retry: bool = False) -> int:
+    def delete_many(self, keys_: Iterable[K], retry: bool = False) -> int:
         """Remove the entries of the keys and return how many there were.
 
         Each batch of 1,000 per shard is atomic; on a full disk, where a batch does not fit, each entry is. After a
@@ -837,6 +970,21 @@ def _unopened(kind: type[Cache], options: dict[str, Any]) -> Cache:
     cache = kind.__new__(kind)
     cache._unpickled = options
     return cache
+
+
+def _write_together(store: EntryStore, wanted: list[tuple[int, bytes, Any]], wait: float | None) -> None:
+    """Write the rows of (place, stored key, row) in one transaction; or, instead of rows, what decides on them."""
+    decides = callable(wanted[0][2])
+    if len(wanted) == 1 and not decides:
+        store.put(*wanted[0], wait)  # which is atomic by itself
+        return
+    for attempt in store.attempts():
+        with attempt, store.transaction(wait):
+            if not decides:
+                store.put_many(wanted)
+                continue
+            for home, stored_key, decide in wanted:
+                store.update(home, stored_key, decide, wait)
 
 
 def _countable(key: Any, name: str, number: Any) -> Any:

@@ -285,6 +285,18 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         """Return the value of `key`, or `default`; a tuple with `expire_time` or `tag`, a file object with `read`."""
         return self._cache.get(self.make_and_validate_key(key, version), default, read, expire_time, tag, retry)
 
+    def get_and_touch(
+        self,
+        key: Any,
+        timeout: Any = DEFAULT_TIMEOUT,
+        default: Any = None,
+        version: int | None = None,
+        retry: bool = True,
+    ) -> Any:
+        """Return the value of `key`, or `default`; a live entry gets the timeout anew, as by `Cache.get_and_touch`."""
+        made = self.make_and_validate_key(key, version)
+        return self._cache.get_and_touch(made, self.get_backend_timeout(timeout), default, retry)
+
     def read(self, key: Any, version: int | None = None) -> Any:
         """Return what `Cache.read` returns for `key`; raise KeyError if it is missing or expired."""
         return self._cache.read(self.make_and_validate_key(key, version))
@@ -426,13 +438,22 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
         self._cache.drop_tag_index()
 
     def evict(
-        self, tag: Any = None, *, tags: Iterable[Any] | None = None, match: Match = "any", soft: bool = False
+        self,
+        tag: Any = None,
+        *,
+        tags: Iterable[Any] | None = None,
+        match: Match = "any",
+        soft: bool = False,
+        prefix: str | None = None,
+        version: int | None = None,
     ) -> int:
         """Remove every entry with this tag, or with any or all of `tags`; as `Cache.evict`.
 
-        Of whatever prefix and version. Returns how many there were.
+        Of whatever prefix and version, unless `prefix` is given: then those whose key begins with it, of this backend's
+        KEY_PREFIX and of `version`. A KEY_FUNCTION must put the key last then. Returns how many there were.
         """
-        return self._cache.evict(tag, tags=tags, match=match, soft=soft)
+        made = None if prefix is None else self.make_key(prefix, version)
+        return self._cache.evict(tag, tags=tags, match=match, soft=soft, prefix=made)
 
     def cull(self) -> int:
         """Remove expired entries, then live ones by policy until the size limit holds; return how many went."""
@@ -492,6 +513,7 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
 
     aadd = _twin(add)
     aget = _twin(get)
+    aget_and_touch = _twin(get_and_touch)
     aread = _twin(read)
     aset = _twin(set)
     atouch = _twin(touch)

@@ -71,7 +71,7 @@ class ValueTooLarge(CacheError, ValueError):
 
 
 class ExpiryError(CacheError, ValueError):
-    """An expiry is NaN, negative, or neither a number of seconds nor a `timedelta`."""
+    """An expiry is negative or NaN, a `datetime` without a time zone, or nothing that says when or for how long."""
 
 
 class ComputeTimeout(CacheError, TimeoutError):

@@ -82,8 +82,9 @@ def _add_of_one_key(commands: Any, keyed: list[argparse.ArgumentParser], tagged:
 
 
 def _add_of_many(commands: Any, tagged: list[argparse.ArgumentParser], common: argparse.ArgumentParser) -> None:
-    every = commands.add_parser("keys", parents=tagged, help="list keys in order of insertion")
+    every = commands.add_parser("keys", parents=tagged, help="list keys; all of them in order of insertion")
     every.add_argument("--prefix", help="only text keys that begin with this")
+    every.add_argument("--glob", help="only text keys that match this, such as 'user:*:name'")
     _add_selection(every, required=False)
     every.add_argument("--limit", type=positive, metavar="N", help="at most so many")
     every.set_defaults(command=keys)
@@ -175,7 +176,7 @@ def delete(options: argparse.Namespace) -> int:
         cache = namespace_of(whole, options)
         if not options.prefix:
             return 0 if cache.delete(key) else 1
-        removed = cache.delete_many(cache.keys(prefix=key), retry=True)
+        removed = cache.evict(prefix=key, retry=True)
     print_removed(removed, options.json)
     return 0
 
@@ -194,10 +195,11 @@ def keys(options: argparse.Namespace) -> int:
 
 
 def _selected(cache: Cache, options: argparse.Namespace) -> Iterator[tuple[Any, Record]]:
-    selection = Selection.of(_tags(options, options.tag) or None, options.match, options.prefix)
-    for key, record in records_of(cache, cache):
-        if selection.takes(key) and selection.has(record.metadata):
-            yield key, record
+    selection = Selection.of(_tags(options, options.tag) or None, options.match, options.prefix, options.glob)
+    if selection == Selection():
+        yield from records_of(cache, cache)
+    else:
+        yield from ((found.key, found.record) for found in cache._select(selection))
 
 
 def evict(options: argparse.Namespace) -> int:

@@ -30,6 +30,8 @@ PACKED = "packed"  # the only field of an entry that JSON does not say exactly: 
 CARRIED = (
     "size_limit",
     "max_entries",
+    "default_expire",
+    "max_age",
     "cull_limit",
     "eviction_policy",
     "statistics",

@@ -7,5 +7,5 @@
 - `json`: the JSON serializer; `pickling`: pickles of what is not plain data
 - `compressors`: zlib, zstd and lz4
 - `record`: the stored form of an entry, with its signature or checksum; `checksum`: the fastest CRC-32
-- `file_names`: the names of value files
+- `file_names`: the names of value files; `globs`: which keys match a glob
 """

@@ -12,10 +12,12 @@ A context serves one thread at a time, so each compressor keeps a list of contex
 
 from __future__ import annotations
 
+import importlib
 import zlib
+from contextlib import suppress
 from typing import Any, Final
 
-from ..errors import DecodeError, SettingError, missing_dependency
+from ..errors import DecodeError, MissingDependency, SettingError, missing_dependency
 from ..system.signals import reraise_signal
 
 STORED: Final = b"\x00"
@@ -127,7 +129,44 @@ class Zstd:
         return zstd.ZstdCompressor(compression_params=parameters)
 
 
-Compressor = Zlib | Lz4 | Zstd  # each expands nothing to more than a limit, and raises for what it did not compress
+class StandardZstd:
+    """Compress with the Zstandard of Python 3.14, whose frames are those of `Zstd`, behind a magic number."""
+
+    def __init__(self, level: int) -> None:
+        self._zstd = importlib.import_module("compression.zstd")  # ImportError before Python 3.14
+        self._level = level
+
+    def compress(self, data: bytes) -> bytes:
+        """Return a frame."""
+        frame: bytes = self._zstd.compress(data, self._level)
+        return frame[len(_ZSTD_MAGIC) :]
+
+    def expand(self, data: memoryview, limit: int) -> bytes:
+        """Return the content of a frame, at most `limit` bytes; refuse a frame that does not state its size."""
+        frame = _ZSTD_MAGIC + bytes(data)
+        size = self._zstd.get_frame_info(frame).decompressed_size
+        if size is None or not 0 < size <= limit:
+            raise DecodeError(f"a compressed value states no size, or one that is not from 1 to {limit} bytes")
+        expander = self._zstd.ZstdDecompressor()
+        content: bytes = expander.decompress(frame, size)
+        if len(content) != size or not expander.eof or expander.unused_data:
+            raise DecodeError("a compressed value does not have its stated size")
+        return content
+
+
+def _zstd(level: int) -> Zstd | StandardZstd:
+    """Return what compresses with Zstandard: the package, or where it is not installed, Python's own."""
+    try:
+        return Zstd(level)
+    except MissingDependency:
+        with suppress(ImportError):
+            return StandardZstd(level)
+        raise
+
+
+Compressor = (
+    Zlib | Lz4 | Zstd | StandardZstd
+)  # each expands nothing to more than a limit, and raises for what it did not compress
 
 
 class PayloadCompressor:
@@ -174,5 +213,5 @@ def new_compressor(name: str, level: int | None) -> Compressor | None:
     if not low <= effective <= high:
         raise SettingError(f"compress_level is {level}, expected {low} to {high} for compressor={name!r}")
     if name == "zstd":
-        return Zstd(effective)
+        return _zstd(effective)
     return Zlib(effective) if name == "zlib" else Lz4(effective)

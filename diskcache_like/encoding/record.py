@@ -88,6 +88,12 @@ class Metadata(NamedTuple):
         """Return when the entry may be removed."""
         return self.expire if self.retain_until is None else self.retain_until
 
+    def ending_by(self, end: float) -> Metadata:
+        """Return the metadata of an entry that is there until then at most."""
+        expire = end if self.expire is None else min(self.expire, end)
+        retain_until = None if self.retain_until is None or expire == end else min(self.retain_until, end)
+        return self._replace(expire=expire, retain_until=retain_until)
+
     def age(self, now: float) -> float | None:
         """Return the seconds since the value was computed, None if that is not known."""
         return None if self.created is None else max(now - self.created, 0.0)

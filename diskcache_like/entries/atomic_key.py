@@ -8,9 +8,10 @@ from typing import Any
 from ..disk.value_files import Encoded
 from ..encoding.record import MODE_RAW, NO_METADATA, Metadata
 from ..encoding.tags import pack_tags
+from ..settings.lifetimes import Expiry
 from ..storage.store import REMOVE, Change, Remove
 from .loading import ENOVAL, EXPIRED, Loader, hot_expiry
-from .row_codec import Expiry, Location, RowCodec, discard
+from .row_codec import Location, RowCodec, discard
 
 SHORTEST_SLEEP = 0.001  # seconds; a shorter sleep is not worthwhile, even if a lease ends sooner
 
@@ -21,7 +22,11 @@ _NOT_ENCODED: Encoded = (MODE_RAW, b"", None, 0)
 
 
 class AtomicKey:
-    """What recipes need of a cache beside its operations: a change that depends on the entry, sleeping and waking."""
+    """What recipes need of a cache beside its operations: a change that depends on the entry, sleeping and waking.
+
+    What they keep is no cached value, so the cache's `default_expire` and `max_age` do not apply: a lock that goes by
+    itself would be two people's.
+    """
 
     __slots__ = ("_key", "_loader", "_location", "_rows", "now")
 
@@ -51,7 +56,7 @@ class AtomicKey:
         """Return the metadata of an entry that expires `expire` seconds from now, None for never, and has a tag."""
         if expire is None and tag is None:
             return NO_METADATA
-        return self._rows.metadata(expire, pack_tags(tag, key=self._key))
+        return Metadata(self._rows.expiry(expire), pack_tags(tag, key=self._key))
 
     def in_transaction(self) -> bool:
         """Tell whether the caller is inside a transaction, where it cannot see what others write."""

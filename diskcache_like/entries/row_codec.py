@@ -6,12 +6,12 @@ import contextlib
 import errno
 import functools
 import math
-import re
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
-from typing import Any, Final
+from datetime import datetime
+from typing import Any
 from zlib import crc32
 
+from ..disk.contract import Constant
 from ..disk.value_files import Encoded
 from ..encoding import file_names, keys
 from ..encoding.record import (
@@ -42,16 +42,15 @@ from ..errors import (
     ValueTooLarge,
     named,
 )
+from ..settings.lifetimes import Lifetimes, moment_of, seconds_of
 from ..storage.interface import EntryStore
-from ..storage.store import Row, Store, Touch
+from ..storage.store import Decide, Row, Store, Touch
 from ..system.callers import warn
 from ..system.signals import suppress
 from . import encryption
 from .handle import Handle
 from .hot import PLAIN_TYPES
 
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])", re.ASCII)
 _QUEUE_KEYS = frozenset({keys.QueueKey, keys.PrefixedQueueKey})
 _FAR = 1e300  # seconds; what is below is a float, and finite
 _SHORT = keys.DIGEST_ABOVE
@@ -59,7 +58,7 @@ _NO_MORE = [*NO_METADATA[2:]]  # metadata beside expiry and tags
 _number = int.from_bytes
 
 _column = functools.lru_cache(maxsize=64, typed=True)(keys.encode_key)
-Expiry = float | timedelta | str  # from now: seconds, a timedelta, or text such as "2h5m"
+KEEP: Any = Constant("KEEP")  # as the expiry of a write: that of the entry which it replaces
 Location = tuple[bytes, int, EntryStore]  # of a key: its stored key, the hash of that, and the store that it lives in
 
 
@@ -80,6 +79,7 @@ class RowCodec:
         self._warned = self._warned_of_file = False
         self.modulus = handle.shards.modulus
         self.stored_key = handle.disk.key_encoder()
+        self.lifetimes: Lifetimes | None = None  # None: entries live as long as those who write them say
 
     # -- where a key lives ----------------------------------------------------------------------------------------
 
@@ -138,6 +138,14 @@ class RowCodec:
             if read or not store.make_room(self._handle.timeout):
                 raise
         return store.disk.encode(value, read, key)
+
+    def keeping(self, key: Any, location: Location, encoded: Encoded, metadata: Metadata) -> Decide:
+        """Return what stores a value and leaves the entry its expiry."""
+
+        def decide(packed: bytes | None) -> bytes | Row:
+            return self.row(key, location, encoded, self.kept(metadata, self.live_own(key, location, packed)))
+
+        return decide
 
     def row(self, key: Any, location: Location, encoded: Encoded, metadata: Metadata) -> bytes | Row:
         """Return what the store writes: a whole row, or only the record if the row has nothing else."""
@@ -240,9 +248,37 @@ class RowCodec:
         return ValueTooLarge(f"value of key {named(key)} is larger than size_limit allows ({limit} bytes)")
 
     def metadata(self, expire: Any, packed_tags: bytes) -> Metadata:
-        """Return the metadata of an entry that is written now and expires after `expire`."""
+        """Return the metadata of an entry that is written now and expires after `expire`, or as the settings say."""
+        if self.lifetimes is not None:
+            found = self.limited(Metadata(self.expiry_or_default(expire), packed_tags))
+            return NO_METADATA if found == NO_METADATA else found
         expiry = None if expire is None else self.expiry(expire)
         return Metadata(expiry, packed_tags) if packed_tags or expiry is not None else NO_METADATA
+
+    def metadata_or_keep(self, expire: Any, packed_tags: bytes) -> Metadata:
+        """Do the same for a write that may leave an entry its expiry; KEEP is that of the metadata then, see `kept`."""
+        return Metadata(KEEP, packed_tags) if expire is KEEP else self.metadata(expire, packed_tags)
+
+    def kept(self, metadata: Metadata, record: Record | None) -> Metadata:
+        """Return the metadata, with the expiry of the live record that it replaces if that is to stay."""
+        if metadata.expire is not KEEP:
+            return metadata
+        if record is None:
+            return self.metadata(None, metadata.tags)
+        return self.limited(metadata._replace(expire=record.metadata.expire))
+
+    def limited(self, metadata: Metadata) -> Metadata:
+        """Return the metadata of what is stored or touched now, so that no value outlives the cache's `max_age`."""
+        longest = None if self.lifetimes is None else self.lifetimes.longest
+        if longest is None:
+            return metadata
+        created = self.clock() if metadata.created is None else metadata.created
+        return metadata._replace(created=created).ending_by(created + longest)
+
+    def expiry_or_default(self, expire: Any) -> float | None:
+        """Return the absolute expiry for `expire`, or that of the cache's `default_expire` where none is given."""
+        default = None if self.lifetimes is None else self.lifetimes.default
+        return self.expiry(default if expire is None else expire)
 
     def expiry(self, expire: Any) -> float | None:
         """Return the absolute expiry for `expire` seconds (or a timedelta) from now; None means never."""
@@ -250,6 +286,8 @@ class RowCodec:
             return None
         if (type(expire) is int or type(expire) is float) and 0 <= expire < _FAR:
             return self.clock() + expire
+        if isinstance(expire, datetime):
+            return moment_of(expire)
         seconds = seconds_of(expire)
         if seconds < 0:
             raise ExpiryError(f"expire is {expire!r}, expected seconds from now, 0 or more")
@@ -372,29 +410,6 @@ def without_version(metadata: Metadata) -> Metadata:
     """Return the metadata of what is no copy of an entry on a server."""
     metadata = metadata._replace(version=b"")
     return NO_METADATA if metadata == NO_METADATA else metadata
-
-
-def seconds_of(expire: Any) -> float:
-    """Return the seconds of a lifetime, infinity for None; text is numbers with a unit (ms, s, m, h, d, w).
-
-    Raises ExpiryError for what is none.
-    """
-    if expire is None:
-        return math.inf
-    if isinstance(expire, str):
-        parts = _PART.findall(expire)
-        if parts and "".join(number + unit for number, unit in parts) == expire.replace(" ", ""):
-            return sum(float(number) * _UNITS[unit] for number, unit in parts)
-    given = expire.total_seconds() if isinstance(expire, timedelta) else expire
-    try:
-        seconds = math.nan if isinstance(given, str | bytes | bytearray) else float(given)
-    except (TypeError, ValueError, OverflowError):
-        seconds = math.nan
-    if math.isnan(seconds):
-        raise ExpiryError(
-            f"expire is {expire!r}, expected seconds from now, a timedelta, text such as '90s', '2h5m' or '1d', or None"
-        )
-    return seconds
 
 
 def discard(store: EntryStore, encoded: Encoded) -> None:

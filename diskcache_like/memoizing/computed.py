@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Literal, ParamSpec, TypedDict, TypeVar, Unpack, overload
 
 from ..encoding.record import Metadata
@@ -14,23 +14,36 @@ from ..entries.hot import NEGATIVE_HIT, PLAIN_TYPES, HotEntry
 from ..entries.loading import ENOVAL
 from ..entries.row_codec import Location
 from ..operations.tagging import Selection, Tagging
-from ..settings.misuse import called, unexpected, wrong
+from ..settings.misuse import called, several, unexpected, wrong
 from ..system.signals import suppress
 from .call_keys import CallKeys
 from .computing import FAILURES, NOTHING, Computation, Place, Replaces
 from .identities import plain_name
 from .memoize import Memoized, memoize
 from .rules import Breaker, Computing, Lifetime, Rules, StoredError
-from .steps import take_async
+from .steps import take, take_async
 from .why import Why
 
+LOOKING = {"beta", "sliding", "valid"}  # options for which a value in memory is not just returned
 MOST_OTHERS = 1000  # results of a function that `why` compares a call with
 
 P = ParamSpec("P")
+K = TypeVar("K")
 R = TypeVar("R")
 
 
-class ComputingOptions(TypedDict, total=False):
+class KeepingOptions(TypedDict, total=False):
+    """The options of `get_or_set_many`."""
+
+    jitter: float
+    when: Callable[[Any], bool] | None
+    none_expire: Lifetime
+    max_concurrent: int | None
+    breaker: Breaker | None
+    on_error: Literal["warn", "raise"]
+
+
+class ComputingOptions(KeepingOptions, total=False):
     """The options of `get_or_set` and `memoize`."""
 
     stale_while_revalidate: Lifetime
@@ -38,15 +51,11 @@ class ComputingOptions(TypedDict, total=False):
     soft_timeout: float | None
     hard_timeout: float | None
     beta: float | None
-    jitter: float
-    when: Callable[[Any], bool] | None
-    none_expire: Lifetime
     cache_errors: type[Exception] | tuple[type[Exception], ...]
     error_expire: Lifetime | None
-    max_concurrent: int | None
-    breaker: Breaker | None
-    on_error: Literal["warn", "raise"]
     admit: Literal["always", "second-miss"]
+    sliding: bool
+    valid: Callable[[Any], bool] | None
 
 
 class Computed(Tagging):
@@ -102,7 +111,8 @@ class Computed(Tagging):
         write lock is not free within the cache's timeout. With 'warn' the value is returned all the same, and a handle
         gives one NotKeptWarning and counts in `metrics().not_kept`; with 'raise' the error is raised. `admit`: with
         'second-miss' a result is stored only if the key was missed, or its entry evicted, a short while ago; an error
-        is stored at once.
+        is stored at once. `sliding`: each hit renews the expiry, as `get_and_touch` does.
+        `valid`: whether a stored value may be used; one that it refuses is removed, and computed anew.
 
         In a transaction it computes without waiting for others. Raises what `compute` raises, and CacheError if that
         wants the same key. The words of stale values are those of RFC 5861.
@@ -115,7 +125,7 @@ class Computed(Tagging):
         if type(key) not in PLAIN_TYPES or self._hot.by_bytes:
             key = self._fixed(key)
         known = place = None
-        if not is_coroutine and not options.get("beta"):
+        if not is_coroutine and not (options.keys() & LOOKING):
             known = found = self._hot_value(key)
             if found is ENOVAL:
                 known = None
@@ -131,6 +141,66 @@ class Computed(Tagging):
             return _get_async(computation, key, call)
         value = computation.find(key) if known is None else computation.checked(known)
         return computation.compute(key, call, place) if value is ENOVAL else value
+
+    @overload
+    def get_or_set_many(
+        self,
+        keys_: Iterable[K],
+        compute_missing: Callable[[list[K]], Coroutine[Any, Any, Mapping[K, R]]],
+        expire: Lifetime | Callable[[R], Any] | None = ...,
+        *,
+        tag: Any = ...,
+        tags: Iterable[Any] | Callable[[R], Iterable[Any]] | None = ...,
+        **options: Unpack[KeepingOptions],
+    ) -> Coroutine[Any, Any, dict[K, R]]: ...
+    @overload
+    def get_or_set_many(
+        self,
+        keys_: Iterable[K],
+        compute_missing: Callable[[list[K]], Mapping[K, R]],
+        expire: Lifetime | Callable[[R], Any] | None = ...,
+        *,
+        tag: Any = ...,
+        tags: Iterable[Any] | Callable[[R], Iterable[Any]] | None = ...,
+        **options: Unpack[KeepingOptions],
+    ) -> dict[K, R]: ...
+    def get_or_set_many(
+        self,
+        keys_: Iterable[Any],
+        compute_missing: Callable[[list[Any]], Any],
+        expire: Any = None,
+        *,
+        tag: Any = None,
+        tags: Any = None,
+        **options: Unpack[KeepingOptions],
+    ) -> Any:
+        """Return a dictionary of the values of keys; those that are missing come from one call, and are stored.
+
+        `compute_missing` gets the list of the missing keys, and returns a mapping; a key that it leaves out is not in
+        the result. Keys that somebody else computes just now are not in the list: this waits for each of them, and
+        calls it for that key alone if the other one fails. A coroutine function is awaited. Other arguments as for
+        `get_or_set`. Each key is stored by itself.
+        """
+        called("compute_missing", compute_missing, "a function of a list of keys")
+        if not options.keys() <= KeepingOptions.__annotations__.keys():
+            raise unexpected(Computed.get_or_set_many, options, KeepingOptions.__annotations__)
+        wanted = list(dict.fromkeys(several("keys_", keys_, "a list of keys")))
+        from .many import steps_for  # late: few need it
+
+        computation = Computation(self, rules_of(expire, tag, tags, {**options}), _scope(compute_missing))
+
+        def begun() -> tuple[dict[Any, Any], list[Any]]:
+            found = {key: value for key, value in self.get_many(wanted).items() if type(value) is not StoredError}
+            return found, [key for key in wanted if key not in found]
+
+        async def awaited() -> dict[Any, Any]:
+            found, missing = await self._handle.threads.attempt(begun, False)
+            return {**found, **(await take_async(steps_for(computation, missing, compute_missing)) if missing else {})}
+
+        if inspect.iscoroutinefunction(compute_missing):
+            return awaited()
+        found, missing = begun()
+        return {**found, **(take(steps_for(computation, missing, compute_missing)) if missing else {})}
 
     def memoize(
         self,
@@ -197,6 +267,7 @@ class Computed(Tagging):
     # -- what computing needs of a cache ------------------------------------------------------------------------------
 
     get: Callable[..., Any]
+    get_many: Callable[[Iterable[Any]], dict[Any, Any]]
     _hot_get: Callable[[Any], HotEntry | None]
     _hot_clock: Callable[[], float]
     _store_if: Callable[..., bool]

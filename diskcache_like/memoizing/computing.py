@@ -80,7 +80,14 @@ class Computation:
     def find(self, key: Any) -> Any:
         """Return the value that is there and need not be looked at twice, or ENOVAL; raise a stored error."""
         read = self.cache._hot_value if self.rules.beta else partial(self.cache.get, default=ENOVAL)
-        return self.checked(self._attempt(read, ENOVAL, key))
+        value = self._accepted(key, self.checked(self._attempt(read, ENOVAL, key)))
+        if self.rules.sliding and value is not ENOVAL:
+            self._attempt(self._slide, None, key)
+        return value
+
+    def _slide(self, key: Any) -> None:
+        """Renew the expiry of a value that is used."""
+        self.cache._renew(key, self.cache._rows.expiry(self.rules.expire))
 
     def look(self, key: Any) -> tuple[Any, Place | None]:
         """Return what `find` does or, where the rules are plain, a stored error, and where the key lives."""
@@ -90,18 +97,27 @@ class Computation:
 
     async def find_async(self, key: Any) -> Any:
         """Do what `find` does, without blocking the event loop."""
-        return await self.cache._handle.threads.attempt(partial(self.find, key), False)
+        return await self.cache._handle.threads.attempt(partial(self.find, key), self.rules.sliding)
 
     def peek(self, key: Any) -> Any:
         """Return the value that is there, None if there is none or an error instead."""
         value = self.cache.get(key, ENOVAL)
-        return None if value is ENOVAL or type(value) is StoredError else value
+        return None if value is ENOVAL or type(value) is StoredError or not self.rules.accepts(value) else value
 
     def _present(self, key: Any) -> Any:
         """Return the value that somebody else has stored by now, ENOVAL if nobody has."""
-        value = self.checked(self._attempt(self.cache._uncounted, ENOVAL, key))
+        value = self._accepted(key, self.checked(self._attempt(self.cache._uncounted, ENOVAL, key)))
         self.hits += value is not ENOVAL
         return value
+
+    def _accepted(self, key: Any, value: Any) -> Any:
+        """Return a value that is there if the rules let it be used; remove another one, and return ENOVAL."""
+        if value is ENOVAL or self.rules.accepts(value):
+            return value
+        found = self._attempt(self.cache._recorded, None, key)
+        if found is not None and type(found[0]) is not StoredError and not self.rules.accepts(found[0]):
+            self._attempt(self.cache.delete, None, key, if_version=found[2])
+        return ENOVAL
 
     def checked(self, value: Any) -> Any:
         """Return a value that was found; raise an error that was stored instead of one."""
@@ -138,7 +154,7 @@ class Computation:
                 started, context = self._now(), Computing(None, None, b"")
                 value = self._watched(call)(context)
                 now = self._now()
-                metadata = self.rules.metadata(value, context, now, max(now - started, 0.0))
+                metadata = self._limited(self.rules.metadata, value, context, now, max(now - started, 0.0))
                 if metadata is not None:
                     self._attempt(self.cache._put, None, key, value, metadata, NOTHING, place)
                 return value
@@ -166,6 +182,8 @@ class Computation:
                 yield from self._renew(key, call, old)
             if _is_over(old, now, 0):
                 self._count("stale_served")
+            elif rules.sliding:
+                yield self._try(self._slide, key)
             return old.value
         usable = None if old is None or _is_over(old, now, rules.stale_if_error) else old
         return (yield from self._wait(key, call, usable))
@@ -176,7 +194,9 @@ class Computation:
 
     def _old(self, key: Any) -> Old | None:
         found = self._attempt(self.cache._recorded, None, key, True)
-        return None if found is None or type(found[0]) is StoredError else Old(found[0], found[1].metadata, found[2])
+        if found is None or type(found[0]) is StoredError or not self.rules.accepts(found[0]):
+            return None
+        return Old(found[0], found[1].metadata, found[2])
 
     def _do(self, act: Callable[..., Any], *args: Any, **kwargs: Any) -> Do:
         return Do(self.cache, partial(act, *args, **kwargs))
@@ -351,7 +371,8 @@ class Computation:
                 under_way.set(around)
         except Exception as error:
             reraise_signal(error)  # an alarm, say, is no error of the function's
-            metadata = rules.error_metadata(context, self._now()) if isinstance(error, rules.cache_errors) else None
+            is_kept = isinstance(error, rules.cache_errors)
+            metadata = self._limited(rules.error_metadata, context, self._now()) if is_kept else None
             if metadata is not None:
                 yield self._try(keep, _stored(error), metadata)
             elif usable is not None:
@@ -366,7 +387,7 @@ class Computation:
                 raise CacheError(f"key {named(key)}: its function called not_modified(), and there is no old value")
             value = old.value
             context.tags = tags_of(old.metadata.tags) if context.tags is None else context.tags
-        metadata = rules.metadata(value, context, now, max(now - started, 0.0))
+        metadata = self._limited(rules.metadata, value, context, now, max(now - started, 0.0))
         is_admitted = flight is None or usable is not None or rules.admits_all
         if metadata is not None and (is_admitted or (yield self._do(self._attempt, atomic.was_missed, True))):
             yield self._try(keep, value, metadata)
@@ -376,6 +397,14 @@ class Computation:
         """Return the function, within what watches the cache's computations, if anything does."""
         watch = self.cache._handle.watch
         return call if watch is None else watch(self.scope, call)
+
+    def _limited(self, metadata_of: Callable[..., Metadata | None], *args: Any) -> Metadata | None:
+        """Return how something is kept by the rules, within what the cache's settings allow."""
+        rows = self.cache._rows
+        if rows.lifetimes is None:
+            return metadata_of(*args)
+        found = metadata_of(*args, rows.lifetimes.default)
+        return None if found is None else rows.limited(found)
 
     def _name(self, atomic: AtomicKey) -> tuple[int, Any]:
         """Return what tells a key from those of other caches. Hashable, unlike some keys."""

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, Self, TypeVar, cast, overload
 
 from ..entries.loading import ENOVAL
-from ..entries.row_codec import Expiry
+from ..settings.lifetimes import Expiry
 from ..settings.misuse import called
 from .call_keys import CallKey, CallKeys
 from .computing import Computation
@@ -245,8 +245,13 @@ def memoize(cache: Any, call_keys: CallKeys, rules: Rules) -> Callable[[Callable
     return decorate
 
 
+def _nothing(_: Any) -> Any:
+    return ENOVAL
+
+
 def _calling(function: Callable[..., Any], calls: _Calls, cache: Any) -> Callable[..., Any]:
-    computation, hot = calls.computation, cache._hot_value
+    computation = calls.computation
+    hot = _nothing if computation.rules.looks_at_hits else cache._hot_value
 
     @functools.wraps(function)
     def calling(*args: Any, **kwargs: Any) -> Any:
@@ -263,7 +268,8 @@ def _calling(function: Callable[..., Any], calls: _Calls, cache: Any) -> Callabl
 
 
 def _awaiting(function: Callable[..., Any], calls: _Calls, cache: Any) -> Callable[..., Any]:
-    computation, hot = calls.computation, cache._hot_value
+    computation = calls.computation
+    hot = _nothing if computation.rules.looks_at_hits else cache._hot_value
 
     @functools.wraps(function)
     async def awaiting(*args: Any, **kwargs: Any) -> Any:

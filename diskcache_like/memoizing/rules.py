@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -15,8 +16,8 @@ from ..encoding.classes import PROCESS_REGISTRY
 from ..encoding.made_keys import HIDDEN
 from ..encoding.record import ETAG_LIMIT, Metadata
 from ..encoding.tags import join_hidden, pack_tags, split_tags
-from ..entries.row_codec import Expiry, seconds_of
 from ..errors import ExpiryError, SettingError, TagError
+from ..settings.lifetimes import Expiry, moment_of, seconds_of
 
 RENEWAL_PAUSE = 1.0  # seconds after a renewal has failed before another one begins
 ERROR_PAUSE = 30.0  # seconds for which an old value is served after an error before it is tried again
@@ -30,6 +31,19 @@ def _lifetime(name: str, given: Any) -> float:
         if seconds >= 0:
             return seconds
     raise ExpiryError(f"{name} is {given!r}, expected seconds, 0 or more, a timedelta, or text such as '90s' or '2h5m'")
+
+
+def _check_expiry(name: str, given: Any) -> None:
+    """Raise ExpiryError for what is no expiry."""
+    if isinstance(given, datetime):
+        moment_of(given)
+    else:
+        _lifetime(name, given)
+
+
+def _seconds_until(given: Any, now: float) -> float:
+    """Return the seconds from a moment until an expiry."""
+    return moment_of(given) - now if isinstance(given, datetime) else seconds_of(given)
 
 
 def _is_amount(given: Any) -> bool:
@@ -108,6 +122,8 @@ class Rules:
     breaker: Breaker | None = None
     on_error: str = "warn"
     admit: str = "always"
+    sliding: bool = False
+    valid: Callable[[Any], bool] | None = None
     hidden: bytes = b""  # tag of a memoized function
     asks: bool = False  # the function takes a `Computing`
 
@@ -119,12 +135,15 @@ class Rules:
             object.__setattr__(self, name, _lifetime(name, window))
         for name, seconds in (("expire", self.expire), ("none_expire", self.none_expire)):
             if seconds is not ... and not callable(seconds):
-                _lifetime(name, seconds)
-        _lifetime("error_expire", self.error_expire)
+                _check_expiry(name, seconds)
+        _check_expiry("error_expire", self.error_expire)
+        self._check_functions()
+        if self.sliding and (self.expire is None or self._varies):
+            raise SettingError(
+                f"sliding=True needs an expire that every hit can renew, such as 600; it is {self.expire!r}"
+            )
         self._check_numbers()
         self._check_words()
-        if not (self.when is None or callable(self.when)):
-            raise SettingError(f"when is {self.when!r}, expected a function of the result, or None")
         if not callable(self.tags):
             if isinstance(self.tags, Iterator):  # it gives them only once
                 object.__setattr__(self, "tags", tuple(self.tags))
@@ -134,6 +153,12 @@ class Rules:
         if not all(isinstance(kind, type) and issubclass(kind, Exception) for kind in errors):
             raise SettingError(f"cache_errors is {given!r}, expected a class of exceptions or a tuple of them")
         object.__setattr__(self, "cache_errors", errors)
+
+    def _check_functions(self) -> None:
+        for name in ("when", "valid"):
+            given = getattr(self, name)
+            if not (given is None or callable(given)):
+                raise SettingError(f"{name} is {given!r}, expected a function of the result, or None")
 
     def _check_words(self) -> None:
         for name, one, other in (("on_error", "warn", "raise"), ("admit", "always", "second-miss")):
@@ -163,6 +188,15 @@ class Rules:
             )
 
     @property
+    def looks_at_hits(self) -> bool:
+        """Tell whether there is more to do with a value that is there than to return it."""
+        return self.sliding or self.valid is not None
+
+    def accepts(self, value: Any) -> bool:
+        """Tell whether a value that is there may be used."""
+        return self.valid is None or bool(self.valid(value))
+
+    @property
     def is_bare(self) -> bool:
         """Tell whether an old value is never of use."""
         return not (self.stale_while_revalidate or self.stale_if_error or self.beta)
@@ -170,7 +204,7 @@ class Rules:
     @cached_property
     def is_plain(self) -> bool:
         """Tell whether nothing matters but for how long a result is kept."""
-        others = self.cache_errors or self.max_concurrent or self.breaker or self.asks
+        others = self.cache_errors or self.max_concurrent or self.breaker or self.asks or self.looks_at_hits
         timeouts = self.soft_timeout, self.hard_timeout
         return self.is_bare and self.keeps and self.admits_all and not others and timeouts == (None, None)
 
@@ -182,31 +216,41 @@ class Rules:
     @cached_property
     def keeps(self) -> bool:
         """Tell whether a result may be kept at all."""
-        return self.expire is None or callable(self.expire) or seconds_of(self.expire) > 0
+        return self._varies or seconds_of(self.expire) > 0
 
     @cached_property
     def patience(self) -> float:
         """Return for how many seconds others wait for a computation at least."""
-        return 0.0 if callable(self.expire) or math.isinf(seconds := seconds_of(self.expire)) else seconds
+        return 0.0 if self._varies or math.isinf(seconds := seconds_of(self.expire)) else seconds
 
-    def metadata(self, value: Any, context: Computing, now: float, cost: float) -> Metadata | None:
-        """Return how a result is kept, None if it is not kept."""
+    @property
+    def _varies(self) -> bool:
+        """Tell whether the lifetime is known only when there is a result."""
+        return callable(self.expire) or isinstance(self.expire, datetime)
+
+    def metadata(
+        self, value: Any, context: Computing, now: float, cost: float, default: float | None = None
+    ) -> Metadata | None:
+        """Return how a result is kept, None if it is not kept. `default`: the lifetime where none is given."""
         if not context.store or (self.when is not None and not self.when(value)):
             return None
         given = context.expire
         if given is ...:
             given = self.none_expire if value is None and self.none_expire is not ... else self.expire
-        return self._kept(given(value) if callable(given) else given, value, context, now, cost)
+        given = given(value) if callable(given) else given
+        return self._kept(default if given is None else given, value, context, now, cost)
 
-    def error_metadata(self, context: Computing, now: float) -> Metadata | None:
+    def error_metadata(self, context: Computing, now: float, default: float | None = None) -> Metadata | None:
         """Return how an error is kept."""
         given = self.expire if self.error_expire is None else self.error_expire
-        return None if callable(given) else self._kept(given, None, context, now, 0.0, windows=False)
+        if callable(given):
+            return None
+        return self._kept(default if given is None else given, None, context, now, 0.0, windows=False)
 
     def _kept(
         self, given: Any, value: Any, context: Computing, now: float, cost: float, windows: bool = True
     ) -> Metadata | None:
-        seconds = seconds_of(given)
+        seconds = _seconds_until(given, now)
         if not seconds > 0:
             return None
         seconds *= 1 - random.random() * self.jitter

@@ -12,6 +12,7 @@ from ..entries.loading import ENOVAL
 from ..entries.timing import time_calls
 from ..errors import CacheError, ExpiryError, SettingError
 from ..settings.definitions import HANDLE_ONLY, SettingsInForce, checked, checked_all, is_setting, unknown
+from ..settings.lifetimes import Lifetimes
 from ..settings.policies import policy_named
 from ..storage.check import check_whole
 from ..storage.shards import new_disk
@@ -20,6 +21,7 @@ from .tagging import Tagging
 if TYPE_CHECKING:
     from ..entries.metrics import Metrics
 
+LIFETIMES = "default_expire", "max_age"
 MOMENTS = 1e300  # seconds; a moment farther away is a mistake
 
 
@@ -199,5 +201,8 @@ class Administration(Tagging, SettingsInForce):
         elif name == "metrics_level":
             locks = [store.transactions for store in self._shards.stores]
             self._hot_get = time_calls(self._handle.counts, self._loader, self._hot, self._rows.stores, locks)
+        elif name in LIFETIMES:
+            found = Lifetimes(*map(self._handle.settings.get, LIFETIMES))
+            self._rows.lifetimes = found if any(found) else None
         elif name == "hot_size_limit":
             self._hot.resize(self._handle.hot_limit)

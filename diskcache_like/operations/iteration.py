@@ -64,7 +64,13 @@ class Iteration(Tagging):
     def keys(self) -> LiveKeys: ...
     @overload
     def keys(
-        self, tags: Iterable[Any] | None = ..., match: Match = ..., prefix: str | None = ..., after: Any = ...
+        self,
+        tags: Iterable[Any] | None = ...,
+        match: Match = ...,
+        prefix: str | None = ...,
+        after: Any = ...,
+        *,
+        glob: str | None = ...,
     ) -> Iterator[Any]: ...
     def keys(
         self,
@@ -72,19 +78,24 @@ class Iteration(Tagging):
         match: Match = "any",
         prefix: str | None = None,
         after: Any = ENOVAL,
+        *,
+        glob: str | None = None,
         **others: Unpack[NoOthers],
     ) -> LiveKeys | Iterator[Any]:
         """Return a view of the keys of live entries, for `dict(cache)`, which raises KeyError for one that vanishes.
 
         With arguments, an iterator in an order of its own: of the keys with any or all of `tags`, and of those that are
-        text and begin with `prefix`, from behind the key `after`, so that a list can be shown page by page. What is
-        there all the time is in it, what comes or goes meanwhile may be. Without tags it reads every entry.
+        text, begin with `prefix` and match `glob`, from behind the key `after`, so that a list can be shown page by
+        page. In a glob `*` is any characters, `?` one, `[a-f]` one of these, `[^a-f]` one of the others, and a
+        backslash takes the next character as it is, all as Redis has it. What is there all the time is in the list,
+        what comes or goes meanwhile may be. Without tags it takes time for every key there is, though it reads only the
+        entries that it yields, unless keys are encrypted or encoded by a `Disk` of your own.
         """
         if others:
             raise unexpected(Iteration.keys, others)
-        if tags is None and prefix is None and after is ENOVAL:
+        if tags is None and prefix is None and glob is None and after is ENOVAL:
             return LiveKeys(self._entries)
-        return (found.key for found in self._select(Selection.of(tags, match, prefix), after))
+        return (found.key for found in self._select(Selection.of(tags, match, prefix, glob), after))
 
     def values(self) -> Values:
         """Return a view of the values of live entries."""
@@ -94,7 +105,13 @@ class Iteration(Tagging):
     def items(self) -> Items: ...
     @overload
     def items(
-        self, tags: Iterable[Any] | None = ..., match: Match = ..., prefix: str | None = ..., after: Any = ...
+        self,
+        tags: Iterable[Any] | None = ...,
+        match: Match = ...,
+        prefix: str | None = ...,
+        after: Any = ...,
+        *,
+        glob: str | None = ...,
     ) -> Iterator[tuple[Any, Any]]: ...
     def items(
         self,
@@ -102,6 +119,8 @@ class Iteration(Tagging):
         match: Match = "any",
         prefix: str | None = None,
         after: Any = ENOVAL,
+        *,
+        glob: str | None = None,
         **others: Unpack[NoOthers],
     ) -> Items | Iterator[tuple[Any, Any]]:
         """Return a view of the (key, value) pairs of live entries; `dict(cache.items())` never raises KeyError.
@@ -110,9 +129,9 @@ class Iteration(Tagging):
         """
         if others:
             raise unexpected(Iteration.items, others)
-        if tags is None and prefix is None and after is ENOVAL:
+        if tags is None and prefix is None and glob is None and after is ENOVAL:
             return Items(self._entries)
-        return pairs(self._entries, self.keys(tags, match, prefix, after))
+        return pairs(self._entries, self.keys(tags, match, prefix, after, glob=glob))
 
     def _ipython_key_completions_(self) -> list[Any]:
         """Return the newest keys, for the tab key in IPython, where an error would be in the way."""

@@ -18,8 +18,9 @@ from ..encoding.made_keys import is_flight
 from ..encoding.record import Metadata, Record
 from ..encoding.tags import pack_tags
 from ..entries.loading import ENOVAL, EXPIRED
-from ..entries.row_codec import Expiry, discard, with_metadata
+from ..entries.row_codec import discard, with_metadata
 from ..errors import DecodeError, DirectoryError, Timeout, ValueTooLarge
+from ..settings.lifetimes import Expiry
 from ..settings.misuse import NoOthers, unexpected, whole
 from ..storage.shard.ownership import HOME
 from ..storage.shard.reader import QUEUE_BOUND

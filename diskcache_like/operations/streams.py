@@ -12,8 +12,9 @@ from ..disk.file_io import CHUNK
 from ..disk.value_files import Encoded
 from ..encoding.tags import pack_tags
 from ..entries.loading import ENOVAL
-from ..entries.row_codec import Expiry, discard
+from ..entries.row_codec import KEEP, discard
 from ..errors import DiskFull, named
+from ..settings.lifetimes import Expiry
 from ..settings.misuse import NoOthers, unexpected
 from .parts import Parts
 
@@ -64,7 +65,7 @@ class Streams(Parts):
         if others:
             raise unexpected(Streams.open, others)
         if mode in ("w", "wb"):
-            self._rows.expiry(expire)  # raises for one that cannot be
+            self._rows.metadata_or_keep(expire, b"")  # raises for an expiry that cannot be
             return StreamWriter(self, key, expire, pack_tags(tag, tags, key), retry)
         if mode not in ("r", "rb"):
             raise ValueError(f"mode is {mode!r}, expected 'rb' or 'wb'; to append, read and write again")
@@ -82,11 +83,16 @@ class Streams(Parts):
         """Store what a stream wrote under its key."""
         rows = self._rows
         stored_key, home, store = location = rows.locate(writer.key)
+        wait = self._wait_for_all(writer.retry)
         try:
-            row = rows.row(writer.key, location, encoded, rows.metadata(writer.expire, writer.tags))
+            metadata = rows.metadata_or_keep(writer.expire, writer.tags)
+            row = rows.row(writer.key, location, encoded, rows.kept(metadata, None))
             if rows.is_oversize(row):
                 raise rows.too_large(writer.key)
-            store.put(home, stored_key, row, self._wait_for_all(writer.retry))
+            if metadata.expire is KEEP:
+                store.update(home, stored_key, rows.keeping(writer.key, location, encoded, metadata), wait)
+            else:
+                store.put(home, stored_key, row, wait)
         except BaseException:
             discard(store, encoded)
             raise

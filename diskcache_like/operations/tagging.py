@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple, Unpack
@@ -60,17 +61,27 @@ class Selection(NamedTuple):
     tags: frozenset[bytes] = frozenset()  # encoded; empty for entries with any tags or none
     match: Match = "any"
     prefix: str | None = None  # of a key that is text
+    start: str = ""  # what all such keys begin with
+    pattern: re.Pattern[str] | None = None  # that they match
     within: Path | None = None  # the namespace; None for all entries of the cache
 
     @classmethod
-    def of(cls, tags: Iterable[Any] | None, match: Match, prefix: str | None = None) -> Selection:
+    def of(
+        cls, tags: Iterable[Any] | None, match: Match, prefix: str | None = None, glob: str | None = None
+    ) -> Selection:
         """Return the selection that a caller asks for; raise TagError or TypeError for one that cannot be."""
-        if not isinstance(prefix, str | None):
-            raise TypeError(f"prefix is {prefix!r}, expected text or None")
+        for name, text in (("prefix", prefix), ("glob", glob)):
+            if not isinstance(text, str | None):
+                raise TypeError(f"{name} is {text!r}, expected text or None")
         packed = pack_tags(tags=tags)
         if tags is not None and not packed:
             raise TagError("tags is empty, expected at least one tag; leave it out for all entries")
-        return cls(frozenset(split_tags(packed)), checked_match(match), prefix)
+        pattern, start = None, prefix or ""
+        if glob is not None:
+            from ..encoding.globs import head_of, pattern_of  # late: few need it
+
+            pattern, start = pattern_of(glob), prefix or head_of(glob)
+        return cls(frozenset(split_tags(packed)), checked_match(match), prefix, start, pattern)
 
     def has(self, metadata: Metadata) -> bool:
         """Tell whether an entry has the tags that are wanted."""
@@ -85,7 +96,13 @@ class Selection(NamedTuple):
             key = key.key
         elif is_flight(key):
             return False
-        return self.prefix is None or (isinstance(key, str) and key.startswith(self.prefix))
+        if self.prefix is None and self.pattern is None:
+            return True
+        return (
+            type(key) is str
+            and key.startswith(self.prefix or "")
+            and (self.pattern is None or self.pattern.match(key) is not None)
+        )
 
 
 class Tagging(Parts):
@@ -101,29 +118,33 @@ class Tagging(Parts):
         tags: Iterable[Any] | None = None,
         match: Match = "any",
         soft: bool = False,
+        prefix: str | None = None,
+        glob: str | None = None,
         **others: Unpack[NoOthers],
     ) -> int:
         """Remove every entry with this tag, or with any or all of `tags`, and return how many live ones there were.
 
-        With `soft` those that have a stale window (`get_or_set`) are kept until it ends, as if they had just expired.
-        In batches, like `clear`: what gets the tag meanwhile may stay or go. Without a tag, or with `tags=[]`,
-        nothing is removed. Raises TagError, and Timeout, which carries the count so far.
+        `prefix` and `glob`: only those that `keys` finds by them; without a tag, all of them. With `soft` those that
+        have a stale window (`get_or_set`) are kept until it ends, as if they had just expired. In batches, like
+        `clear`: what gets the tag meanwhile may stay or go. Without any of these, or with `tags=[]`, nothing is
+        removed. Raises TagError, and Timeout, which carries the count so far.
         """
         if others:
             raise unexpected(Tagging.evict, others)
-        if tag is None and tags is None:
+        packed, by_key = pack_tags(tag, tags), not (prefix is None and glob is None)
+        if not packed and (tags is not None or not by_key):
             return 0
-        packed = pack_tags(tag, tags)
-        if not packed:
-            return 0
-        selection = Selection(frozenset(split_tags(packed)), checked_match(match), within=self._within)
+        selection = Selection.of(None, match, prefix, glob)
+        selection = selection._replace(tags=frozenset(split_tags(packed)), within=self._within)
         if self._tier is not None:
-            if soft or match == "all":
-                self._here_only("evict(soft=True)" if soft else "evict(match='all')")
+            if soft or match == "all" or by_key:
+                what = "prefix= or glob=" if by_key else "soft=True" if soft else "match='all'"
+                self._here_only(f"evict({what})")
             self._tier.evict(selection.tags, b"" if self._within is None else self._within.within)
         wait = self._wait_for_all(retry)
-        remove = self._soften if soft else self._remove_tagged
-        return self._remove_from_all(lambda store: remove(store, selection, wait))
+        if soft or by_key:
+            return self._remove_from_all(lambda store: self._remove_found(store, selection, wait, soft))
+        return self._remove_from_all(lambda store: self._remove_tagged(store, selection, wait))
 
     def _remove_tagged(self, store: Store, selection: Selection, wait: float | None) -> int:
         names, within = self._names(selection)
@@ -143,8 +164,8 @@ class Tagging(Parts):
         """Remove what has a tag that the index names, and all `others`; return how many live entries went."""
         return store.remove_selected("tagged", lambda: (self._rows.clock(), name, json.dumps(others)), wait)
 
-    def _soften(self, store: Store, selection: Selection, wait: float | None) -> int:
-        """Let live entries of one shard expire now, and remove those that cannot be had stale; return how many."""
+    def _remove_found(self, store: Store, selection: Selection, wait: float | None, soft: bool) -> int:
+        """Remove live entries of one shard; with `soft` those that can be had stale expire now. Return how many."""
         rows, now = self._rows, self._rows.clock()
         evicted = 0
 
@@ -154,14 +175,14 @@ class Tagging(Parts):
             if record is None or not rows.is_live(record) or not selection.has(record.metadata):
                 return None
             ended.add(found.place)
-            if record.metadata.retain_until is None:
+            if not soft or record.metadata.retain_until is None:
                 return REMOVE
             return rows.changed(location, record, record.metadata._replace(expire=now))
 
         entries = self._found(store, selection, self._offered(store, selection))
         while batch := list(itertools.islice(entries, SOFT_BATCH)):
             try:
-                for attempt in store.attempts():
+                for attempt in store.attempts(removes=not soft):
                     with attempt, store.transaction(wait):
                         ended: set[int] = set()
                         for found in batch:
@@ -177,15 +198,17 @@ class Tagging(Parts):
         tags: Iterable[Any] | None = None,
         match: Match = "any",
         prefix: str | None = None,
+        *,
+        glob: str | None = None,
         **others: Unpack[NoOthers],
     ) -> int:
-        """Return the number of live entries with any or all of `tags`, whose keys are text that begins with `prefix`.
+        """Return the number of live entries that `keys` finds with these arguments.
 
         It reads them all, or all of one tag; `len` counts at once, expired entries included.
         """
         if others:
             raise unexpected(Tagging.count, others)
-        return sum(1 for _ in self._select(Selection.of(tags, match, prefix)))
+        return sum(1 for _ in self._select(Selection.of(tags, match, prefix, glob)))
 
     def tags(self, prefix: str | None = None) -> list[TagUsage]:
         """Return each tag with the number and the bytes of its live entries, sorted; `prefix`: of tags that are text.
@@ -252,7 +275,10 @@ class Tagging(Parts):
         """Yield the places that the index offers, in order."""
         names, within = self._names(selection)
         if not names:
-            return store.tagged(within[0], (), position) if within else store.places(position)
+            if within:
+                return store.tagged(within[0], (), position)
+            tells = store.disk.own_keys and self._rows.blind is None  # a stored key has the text of the key in it
+            return store.begun(selection.start, position) if selection.start and tells else store.places(position)
         if selection.match == "all":
             first, *others = store.smallest_first([*names, *within])
             return store.tagged(first, others, position)

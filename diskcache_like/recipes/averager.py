@@ -8,8 +8,8 @@ from ..cache import Cache, atomic_key, without_face
 from ..encoding.record import Metadata
 from ..entries.atomic_key import REMOVE, Decision
 from ..entries.loading import ENOVAL
-from ..entries.row_codec import Expiry
 from ..errors import foreign
+from ..settings.lifetimes import Expiry
 from ..settings.misuse import NoOthers, unexpected, wrong
 
 _NO_SUM = (str, bytes, list, tuple, dict, set, type(None))  # what values cannot add up to; they may be arrays

@@ -21,8 +21,9 @@ from ..coherence.futex import pauses, slices
 from ..encoding.record import Metadata
 from ..entries.atomic_key import REMOVE, Decision
 from ..entries.loading import ENOVAL
-from ..entries.row_codec import Expiry, with_expiry
+from ..entries.row_codec import with_expiry
 from ..errors import CacheError, LeaseLost, NotOwner, Timeout, TransactionError, foreign
+from ..settings.lifetimes import Expiry
 from ..settings.misuse import NoOthers, unexpected, wrong
 from ..system.signals import suppress
 from ..system.tasks import sleep

@@ -16,9 +16,9 @@ from ..coherence.futex import pauses
 from ..encoding.record import Metadata
 from ..entries.atomic_key import Decision
 from ..entries.loading import ENOVAL
-from ..entries.row_codec import Expiry
 from ..errors import Timeout, foreign
 from ..memoizing.identities import function_name
+from ..settings.lifetimes import Expiry
 from ..settings.misuse import NoOthers, called, unexpected
 from ..system.tasks import sleep
 

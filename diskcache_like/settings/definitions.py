@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Generic, Protocol, Self, TypedDict, TypeVar, overload
 
-from ..errors import SettingError
+from ..errors import ExpiryError, SettingError
+from .lifetimes import Expiry, seconds_of
 from .misuse import Spelled, hint, place
 from .policies import policy_named
 
@@ -35,6 +37,8 @@ class Settings(TypedDict, total=False):
     eviction_policy: str
     size_limit: float
     max_entries: float | None
+    default_expire: Expiry | None
+    max_age: Expiry | None
     cull_limit: float
     durability: str
     hot_size_limit: float
@@ -80,6 +84,13 @@ def _length(name: str, value: object) -> int | None:
 
 def _entries(name: str, value: object) -> int | None:
     return None if value is None else _integer(1, 1 << 62)(name, value)
+
+
+def _seconds(name: str, value: object) -> float | None:
+    with suppress(ExpiryError):
+        if value is None or 0 < seconds_of(value) < math.inf:
+            return None if value is None else seconds_of(value)
+    raise SettingError(f"{name} is {value!r}, expected seconds, more than 0, a timedelta, text such as '2h5m', or None")
 
 
 def _level(name: str, value: object) -> int | None:
@@ -146,6 +157,8 @@ class SettingsInForce(Spelled):
     eviction_policy = Setting[str](lambda _, value: policy_named(value).name, "second-chance")
     size_limit = Setting[int](_integer(0, 1 << 62), 1 << 30)
     max_entries = Setting[int | None](_entries, None)
+    default_expire = Setting[float | None](_seconds, None)
+    max_age = Setting[float | None](_seconds, None)
     cull_limit = Setting[int](_integer(0, 1 << 31), 10)
     durability = Setting[str](_choice(*DURABILITY), "system")
     hot_size_limit = Setting[int](_integer(0, 1 << 50), 64 << 20)

@@ -31,7 +31,7 @@ _ELSEWHERE: Final = {
 }
 # What no cache takes when it is opened, and where it belongs.
 _PLACES: Final = {
-    "expire": "give expire= to set, memoize or another operation that writes",
+    "expire": "give expire= to set, memoize or another operation that writes, or default_expire= for all of them",
     "tag": "give tag= to set, memoize or another operation that writes",
     "tags": "give tags= to set, memoize or another operation that writes",
     "shards": "use FanoutCache(directory, shards=...)",

@@ -76,6 +76,7 @@ class Store:
         self.select, self.refers_to = reader.select, reader.refers_to
         self.end, self.end_alone = reader.end, reader.end_alone
         self.places, self.rows_at, self.tagged = reader.places, reader.rows_at, reader.tagged
+        self.begun = reader.begun
         self.tagged_places, self.count_tagged = reader.tagged_places, reader.count_tagged
         self.queue_end, self.queue_page = reader.queue_end, reader.queue_page
         self.queue_end_alone, self.remove_at = reader.queue_end_alone, writer.remove_at

@@ -23,6 +23,7 @@ from ..operations import awaited
 from ..operations.queues import Side
 from ..settings.definitions import checked
 from ..settings.misuse import several, whole
+from ..system.generics import T
 from .durable import BATCH, END, DurableCache, InCache
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class _Limited(Exception):
     """A deque has a limit."""
 
 
-class Deque(InCache, abc.MutableSequence[Any]):
+class Deque(InCache, abc.MutableSequence[T]):
     """A sequence on disk that is quick at both ends, shared by threads and processes.
 
     Every operation is atomic unless it says otherwise, and waits for other writers without limit; reads never wait.
@@ -50,7 +51,7 @@ class Deque(InCache, abc.MutableSequence[Any]):
 
     def __init__(
         self,
-        iterable: Iterable[Any] = (),
+        iterable: Iterable[T] = (),
         directory: str | os.PathLike[str] | None = None,
         maxlen: float | None = None,
     ) -> None:
@@ -93,19 +94,19 @@ class Deque(InCache, abc.MutableSequence[Any]):
 
     # -- the ends -------------------------------------------------------------------------------------------------
 
-    def append(self, value: Any) -> None:
+    def append(self, value: T) -> None:
         """Add `value` at the back; a full deque drops its front. Raises ValueEncodeError, DiskFull."""
         self._add((value,), "back", "front")
 
-    def appendleft(self, value: Any) -> None:
+    def appendleft(self, value: T) -> None:
         """Add `value` in front; a full deque drops its back. Raises ValueEncodeError, DiskFull."""
         self._add((value,), "front", "back")
 
-    def extend(self, iterable: Iterable[Any]) -> None:
+    def extend(self, iterable: Iterable[T]) -> None:
         """Add values at the back: from a collection in atomic batches of 1,000, from an iterator one by one."""
         self._add_all(iterable, "back", "front")
 
-    def extendleft(self, iterable: Iterable[Any]) -> None:
+    def extendleft(self, iterable: Iterable[T]) -> None:
         """Add values in front one by one, so that the last one ends up first; otherwise like `extend`."""
         self._add_all(iterable, "front", "back")
 
@@ -138,31 +139,31 @@ class Deque(InCache, abc.MutableSequence[Any]):
         while limit < math.inf and len(self._cache) > limit:
             self._pull(side)
 
-    def pop(self) -> Any:  # type: ignore[override]  # as in DiskCache and collections.deque, without an index
+    def pop(self) -> T:  # type: ignore[override]  # as in DiskCache and collections.deque, without an index
         """Remove and return the item at the back; raise IndexError if there is none."""
         return self._pull("back")
 
-    def popleft(self) -> Any:
+    def popleft(self) -> T:
         """Remove and return the item in front; raise IndexError if there is none."""
         return self._pull("front")
 
-    def _pull(self, side: Side) -> Any:
-        found = self._cache.pull(default=None, side=side, retry=True)
+    def _pull(self, side: Side) -> T:
+        found: tuple[Any, T] | None = self._cache.pull(default=None, side=side, retry=True)
         if found is None:
             raise IndexError("pop from an empty deque")
         return found[1]
 
-    def peek(self) -> Any:
+    def peek(self) -> T:
         """Return the item at the back; raise IndexError if there is none."""
         return self._find(-1, "peek from an empty deque")[1]
 
-    def peekleft(self) -> Any:
+    def peekleft(self) -> T:
         """Return the item in front; raise IndexError if there is none."""
         return self._find(0, "peek from an empty deque")[1]
 
     # -- positions ------------------------------------------------------------------------------------------------
 
-    def _find(self, index: Any, complaint: str = "deque index out of range") -> tuple[Any, Any]:
+    def _find(self, index: Any, complaint: str = "deque index out of range") -> tuple[Any, T]:
         """Return key and value of the item at a position. One statement finds and reads it, so it is atomic."""
         number = whole("index", index, "the position of one item, a whole number; for several use itertools.islice")
         side: Side = "front" if number >= 0 else "back"
@@ -170,10 +171,10 @@ class Deque(InCache, abc.MutableSequence[Any]):
             return found
         raise IndexError(complaint)
 
-    def __getitem__(self, index: int) -> Any:  # type: ignore[override]  # no slices, as in collections.deque
+    def __getitem__(self, index: int) -> T:  # type: ignore[override]  # no slices, as in collections.deque
         return self._find(index)[1]
 
-    def __setitem__(self, index: int, value: Any) -> None:  # type: ignore[override]
+    def __setitem__(self, index: int, value: T) -> None:  # type: ignore[override]
         with self.transact():
             self._cache[self._find(index)[0]] = value
 
@@ -181,7 +182,7 @@ class Deque(InCache, abc.MutableSequence[Any]):
         with self.transact():
             del self._cache[self._find(index)[0]]
 
-    def insert(self, index: int, value: Any) -> None:
+    def insert(self, index: int, value: T) -> None:
         """Put `value` in front of the item at `index`, moving the shorter side; a full deque raises IndexError."""
         wanted = whole("index", index)
         with self.transact():
@@ -196,7 +197,7 @@ class Deque(InCache, abc.MutableSequence[Any]):
                 free = key
             self._cache[free] = value
 
-    def remove(self, value: Any) -> None:
+    def remove(self, value: T) -> None:
         """Remove the first item that equals `value`; raise ValueError if there is none."""
         with self.transact():
             for key, item in self._cache.iterqueue():
@@ -222,11 +223,11 @@ class Deque(InCache, abc.MutableSequence[Any]):
     def __len__(self) -> int:
         return len(self._cache)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T]:
         """Yield the items from front to back, without those that are appended or removed meanwhile."""
         return (value for _, value in self._cache.iterqueue())
 
-    def __reversed__(self) -> Iterator[Any]:
+    def __reversed__(self) -> Iterator[T]:
         """Yield the items from back to front, otherwise like iteration."""
         return (value for _, value in self._cache.iterqueue(side="back"))
 
@@ -258,7 +259,7 @@ class Deque(InCache, abc.MutableSequence[Any]):
             for _ in range(turns):
                 self._cache.push(self._pull(here), side=there, retry=True)  # type: ignore[arg-type]
 
-    def __iadd__(self, iterable: Iterable[Any]) -> Self:
+    def __iadd__(self, iterable: Iterable[T]) -> Self:
         self.extend(iterable)
         return self
 

@@ -21,6 +21,7 @@ from ..errors import SecretError, SettingError, Timeout
 from ..operations import awaited
 from ..storage.opening.directory import refuse_link
 from ..storage.shards import close_each
+from ..system.generics import K, V
 from .deque import Deque
 from .durable import DurableCache
 from .index import Index
@@ -33,7 +34,7 @@ C = TypeVar("C", Cache, Deque, Index)
 _NAME = re.compile(r"[^\x00]{1,200}")
 
 
-class FanoutCache(Cache):
+class FanoutCache(Cache[K, V]):
     """A cache in `shards` databases.
 
     It differs from `Cache` in its defaults: eight shards, a short timeout, and a write of one key or a batch that does

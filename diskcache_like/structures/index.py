@@ -15,13 +15,14 @@ from ..operations import awaited
 from ..operations.queues import Side
 from ..operations.views import Items, Keys, Values
 from ..settings.misuse import in_pairs, several
+from ..system.generics import K, V
 from .durable import BATCH, END, DurableCache, InCache
 
 if TYPE_CHECKING:
     from ..operations.awaited import AsyncIndex
 
 
-class Index(InCache, abc.MutableMapping[Any, Any]):
+class Index(InCache, abc.MutableMapping[K, V]):
     """A mapping on disk that keeps the order of insertion, shared by threads and processes.
 
     Keys are found by their stored bytes: keys that are equal are one entry, and they need not be hashable. Every
@@ -52,23 +53,24 @@ class Index(InCache, abc.MutableMapping[Any, Any]):
         found: AsyncIndex = awaited.face("AsyncIndex", self)
         return found
 
-    def __getitem__(self, key: Any) -> Any:
-        return self._cache[key]
+    def __getitem__(self, key: K) -> V:
+        found: V = self._cache[key]
+        return found
 
-    def get(self, key: Any, default: Any = None) -> Any:
+    def get(self, key: K, default: Any = None) -> V | Any:
         """Return the value of `key`, or `default` if there is none."""
         return self._cache.get(key, default)
 
     def __contains__(self, key: Any) -> bool:
         return key in self._cache
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: K, value: V) -> None:
         self._cache[key] = value
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: K) -> None:
         del self._cache[key]
 
-    def setdefault(self, key: Any, default: Any = None) -> Any:
+    def setdefault(self, key: K, default: Any = None) -> V | Any:
         """Return the value of `key` after storing `default` if there was none."""
         if (value := self._cache.get(key, ENOVAL)) is not ENOVAL:
             return value
@@ -95,7 +97,7 @@ class Index(InCache, abc.MutableMapping[Any, Any]):
                 for key, value in in_pairs("other", batch):
                     self._cache[key] = value
 
-    def pop(self, key: Any, default: Any = ENOVAL) -> Any:
+    def pop(self, key: K, default: Any = ENOVAL) -> V | Any:
         """Remove `key` and return its value; if there is none, `default`, or raise KeyError without one."""
         value = self._cache.pop(key, ENOVAL, retry=True)
         if value is not ENOVAL:
@@ -104,14 +106,14 @@ class Index(InCache, abc.MutableMapping[Any, Any]):
             raise KeyError(key)
         return default
 
-    def peekitem(self, last: bool = True) -> tuple[Any, Any]:
+    def peekitem(self, last: bool = True) -> tuple[K, V]:
         """Return the (key, value) inserted last, or first; raise KeyError if the index is empty."""
-        found: tuple[Any, Any] = self._cache.peekitem(last, retry=True)
+        found: tuple[K, V] = self._cache.peekitem(last, retry=True)
         return found
 
-    def popitem(self, last: bool = True) -> tuple[Any, Any]:
+    def popitem(self, last: bool = True) -> tuple[K, V]:
         """Remove and return the (key, value) inserted last, or first; raise KeyError if the index is empty."""
-        found: tuple[Any, Any] = self._cache._end_item(last, (False, False), retry=True, remove=True)
+        found: tuple[K, V] = self._cache._end_item(last, (False, False), retry=True, remove=True)
         return found
 
     def push(self, value: Any, prefix: str | None = None, side: Side = "back") -> Any:
@@ -129,23 +131,24 @@ class Index(InCache, abc.MutableMapping[Any, Any]):
     def __len__(self) -> int:
         return len(self._cache)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[K]:
         """Yield the keys in order of insertion; entries added meanwhile are left out."""
         return iter(self._cache)
 
-    def __reversed__(self) -> Iterator[Any]:
+    def __reversed__(self) -> Iterator[K]:
         """Yield the keys from the newest to the oldest."""
-        return reversed(self._cache)
+        found: Iterator[K] = reversed(self._cache)
+        return found
 
-    def keys(self) -> abc.KeysView[Any]:
+    def keys(self) -> abc.KeysView[K]:
         """Return a view of the keys that behaves as a set."""
         return Keys(self)
 
-    def values(self) -> abc.ValuesView[Any]:
+    def values(self) -> abc.ValuesView[V]:
         """Return a view of the values."""
         return Values(self)
 
-    def items(self) -> abc.ItemsView[Any, Any]:
+    def items(self) -> abc.ItemsView[K, V]:
         """Return a view of the (key, value) pairs that behaves as a set."""
         return Items(self)
 

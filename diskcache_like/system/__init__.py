@@ -9,4 +9,5 @@
 - `tasks`: the running task of an event loop
 - `blocking`: keep a call from blocking an event loop
 - `threads`: threads for calls that would
+- `generics`: the type variables of `Cache[K, V]`
 """

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -273,6 +273,7 @@ BAD_EXPIRIES: list[Any] = [
     5j,
     10**400,
     datetime(2030, 1, 1),
+    date(2030, 1, 1),
     object(),
 ]
 
@@ -361,7 +362,7 @@ MISTAKEN: dict[str, tuple[Callable[[Any], object], str]] = {
     "keys": (lambda c: c.keys(tag="x"), r"keys has no argument 'tag': did you mean 'tags'\?"),
     "items": (lambda c: c.items(tag="x"), r"items has no argument 'tag': did you mean 'tags'\?"),
     "count": (lambda c: c.count(tag="x"), r"count has no argument 'tag': did you mean 'tags'\?"),
-    "evict": (lambda c: c.evict(prefix="x"), "evict has no argument 'prefix', expected some of tag, "),
+    "evict": (lambda c: c.evict(start="x"), "evict has no argument 'start', expected some of tag, "),
     "memoize": (lambda c: c.memoize(ttl=3), r"memoize has no argument 'ttl': did you mean 'expire'\?"),
     "memoize at once": (lambda c: c.memoize(called), "write the decorator with its arguments in parentheses"),
     "memoize seconds": (lambda c: c.memoize(60), r"name is 60 .* an expiry is given as memoize\(expire=...\)"),

@@ -58,7 +58,15 @@ OF_THE_CACHE = {
     *(name for name in dir(SettingsInForce) if not name.startswith("_")),
 }
 REFUSED = {"cull", "expire", "iterqueue", "peek", "peekitem", "pull", "push", "stats", "volume"}
-ARGUMENTS = {"key": "key", "keys_": ["key"], "items": {"key": 1}, "value": 1, "compute": lambda: 1}
+ARGUMENTS = {
+    "key": "key",
+    "expire": 5,
+    "keys_": ["key"],
+    "items": {"key": 1},
+    "value": 1,
+    "compute": lambda: 1,
+    "compute_missing": dict.fromkeys,
+}
 
 
 def takes_keys(name: str) -> bool:

@@ -238,8 +238,11 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_all_names(
         ("max_size", ": did you mean 'size_limit'?"),
         ("policy", ": did you mean 'eviction_policy'?"),
         ("path", ": did you mean 'directory'?"),
-        ("ttl", ": give expire= to set, memoize or another operation that writes;"),
-        ("expire", ": give expire= to set, memoize or another operation that writes;"),
+        ("ttl", ": give expire= to set, memoize or another operation that writes, or default_expire= for all of them;"),
+        (
+            "expire",
+            ": give expire= to set, memoize or another operation that writes, or default_expire= for all of them;",
+        ),
         ("shards", ": use FanoutCache(directory, shards=...);"),
         ("maxlen", ": use Deque(directory=..., maxlen=...);"),
     ],

@@ -13,7 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +28,7 @@ from django.core.cache.backends.base import BaseCache
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import request_started
 
-from diskcache_like import DEFAULT_SETTINGS, Cache, Deque, DjangoCache, FanoutCache, Index, SettingError
+from diskcache_like import DEFAULT_SETTINGS, KEEP, Cache, Deque, DjangoCache, FanoutCache, Index, SettingError
 from diskcache_like.djangocache import handles
 
 from ..support.cache_kinds import QUICK, Clock
@@ -168,6 +168,13 @@ def test_without_a_timeout_it_is_that_of_the_setting(make: Maker, params: Any, s
     cache.set("key", 1)
     expires = cache.get("key", expire_time=True)[1]
     assert expires == (None if seconds is None else 1_700_000_000 + seconds)
+
+
+def test_a_timeout_may_be_a_moment_or_stay(django: DjangoCache, clock: Clock) -> None:
+    django.set("key", 1, datetime.fromtimestamp(clock.now + 60, UTC))
+    assert django.get("key", expire_time=True) == (1, clock.now + 60)
+    django.set("key", 2, KEEP)
+    assert django.get("key", expire_time=True) == (2, clock.now + 60)
 
 
 def test_the_timeout_of_a_number_outlasts_incr(django: DjangoCache, clock: Clock) -> None:

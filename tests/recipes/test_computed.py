@@ -562,3 +562,52 @@ def test_what_computing_notes_is_in_no_listing(cache: Cache, tmp_path: Path) -> 
             assert list(each) == list(reversed(each)) == list(each.keys()) == list(each.keys(prefix="o")) == ["other"]
             assert dict(each) == {"other": 1}
             assert each.count() == 1
+
+
+@few
+@pytest.mark.parametrize(
+    "options", [{}, {"stale_if_error": 60}, {"beta": 1e-9}, {"sliding": True}, {"max_concurrent": 2}], ids=str
+)
+def test_a_value_that_is_refused_is_computed_anew(cache: Cache, clock: Clock, options: Any) -> None:
+    calls: list[int] = []
+    good: set[int] = set()
+
+    @cache.memoize(expire=60, valid=good.__contains__, **options)
+    def count() -> int:
+        calls.append(1)
+        good.add(len(calls))
+        return len(calls)
+
+    @cache.memoize(expire=60, valid=good.__contains__, **options)
+    async def counted() -> int:
+        return count.__wrapped__()
+
+    def got() -> Any:
+        return cache.get_or_set("key", lambda: count.__wrapped__(), 60, valid=good.__contains__, **options)
+
+    for call in (count, lambda: asyncio.run(counted()), got):
+        first = call()
+        assert call() == call() == first
+        good.clear()
+        assert call() == call() == first + 1
+    good.clear()
+    assert count.peek() is None
+    assert count() == len(calls)
+    assert count.cache_info().misses == 3
+
+
+@few
+def test_a_value_that_is_refused_is_not_served_in_need(cache: Cache) -> None:
+    cache.set("key", "bad", 60)
+
+    def failing() -> str:
+        raise LookupError("no")
+
+    with pytest.raises(LookupError):
+        cache.get_or_set("key", failing, 60, stale_if_error=60, valid=lambda value: value != "bad")
+    assert cache.get_or_set("key", lambda: "good", 60, valid=lambda value: value != "bad") == "good"
+    with pytest.raises(ZeroDivisionError):
+        cache.get_or_set("key", failing, 60, valid=lambda _: 1 // 0 > 0)
+    assert cache["key"] == "good"
+    with pytest.raises(SettingError, match="valid is 5, expected a function"):
+        cache.memoize(valid=5)  # type: ignore[arg-type]

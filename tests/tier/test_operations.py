@@ -9,6 +9,7 @@ import io
 import math
 import re
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from diskcache_like import (
+    KEEP,
     AsyncCache,
     Averager,
     BoundedSemaphore,
@@ -52,7 +54,15 @@ def told() -> dict[str, str]:
 
 TABLE = told()
 PYTHONS = {"__enter__", "__exit__", "__setstate__", "__annotations__", "__dict__", "__module__", "__weakref__"}
-PYTHONS |= {"__firstlineno__", "__static_attributes__", "__annotate_func__", "__annotations_cache__"}
+PYTHONS |= {
+    "__firstlineno__",
+    "__static_attributes__",
+    "__annotate_func__",
+    "__annotations_cache__",
+    "__class_getitem__",
+    "__orig_bases__",
+    "__parameters__",
+}
 NO_OPERATIONS = {"directory", "disk", "timeout"}
 
 
@@ -112,6 +122,24 @@ def _wrong_version(cache: Cache) -> bool:
     return cache.set("k", 2, if_version=cache.get_entry("k").version + 1)
 
 
+def _keep(cache: Cache) -> Any:
+    cache.touch("k", 500)
+    before = cache.get_entry("k").expire_time
+    done = cache.set("k", 2, KEEP), cache.set_many({"k": 2, "m": 3}, KEEP)
+    return *done, abs(cache.get_entry("k").expire_time - before) < 1  # the server counts milliseconds
+
+
+def _touched(cache: Cache) -> Any:
+    cache.touch("k", 500)
+    found = cache.get_and_touch("k", 1000)
+    return found, 990 < cache.get_entry("k").expire_time - time.time() < 1001, cache.get_and_touch("no", 5)
+
+
+def _delete_version(cache: Cache) -> tuple[bool, bool]:
+    version = cache.get_entry("k").version
+    return cache.delete("k", if_version=version + 1), cache.delete("k", if_version=version)
+
+
 def _namespace(cache: Cache) -> Any:
     cache.namespace("n")["k"] = 2
     return cache["k"], cache.namespace("n")["k"]
@@ -124,6 +152,7 @@ def _memoized(cache: Cache) -> Any:
 STEPS = {
     "set": Step(_begin, lambda cache: cache.set("k", 2), True, {"k": 2}),
     "set if_version": Step(_begin, _if_version, True, {"k": 2}),
+    "set keep": Step(_begin, _keep, (True, 2, True), {"k": 2, "m": 3}),
     "set wrong version": Step(_begin, _wrong_version, False, {"k": 1}),
     "set if absent": Step(_begin, lambda cache: cache.set("new", 2, if_version=None), True, {"new": 2, "k": 1}),
     "set if absent, there": Step(_begin, lambda cache: cache.set("k", 2, if_version=None), False, {"k": 1}),
@@ -143,6 +172,18 @@ STEPS = {
     "incr": Step(_begin, lambda cache: (cache.incr("k", 5), cache.incr("new")), (6, 1), {"k": 6, "new": 1}),
     "decr": Step(_begin, lambda cache: cache.decr("k", 5), -4, {"k": -4}),
     "touch": Step(_begin, lambda cache: (cache.touch("k", 60), cache.touch("no")), (True, False), {"k": 1}),
+    "get_and_touch": Step(_begin, _touched, (1, True, None), {"k": 1}),
+    "touch_many": Step(_begin, lambda cache: cache.touch_many(["k", "no"], 60), 1, {"k": 1}),
+    "incr_many": Step(
+        _begin, lambda cache: cache.incr_many({"k": 5, "new": 1}), {"k": 6, "new": 1}, {"k": 6, "new": 1}
+    ),
+    "delete if_version": Step(_begin, _delete_version, (False, True), {"k": None}),
+    "get_or_set_many": Step(
+        _begin,
+        lambda cache: cache.get_or_set_many(["k", "m"], lambda keys: dict.fromkeys(keys, 7)),
+        {"k": 1, "m": 7},
+        {"k": 1, "m": 7},
+    ),
     "retag": Step(_begin, lambda cache: (cache.retag("k", ["u"], ["t"]), cache.evict("t")), (True, 0), {"k": 1}),
     "evict": Step(_begin, lambda cache: cache.evict("t"), 1, {"k": None}),
     "evict retagged": Step(_begin, lambda cache: (cache.retag("k", ["u"]), cache.evict("u"))[0], True, {"k": None}),
@@ -193,12 +234,15 @@ def test_what_would_hold_here_alone_is_refused_with_the_reason(machines: Machine
         calls[operation]()
 
 
-@pytest.mark.parametrize("options", [{"soft": True}, {"match": "all"}])
+@pytest.mark.parametrize(
+    "options",
+    [{"tags": ["t"], "soft": True}, {"tags": ["t"], "match": "all"}, {"prefix": "k"}, {"tags": ["t"], "glob": "k"}],
+)
 def test_evictions_that_hold_here_alone_are_refused(machines: Machines, options: Any) -> None:
     here, there = machines.pair()
     here.set("k", 1, tag="t")
     with pytest.raises(CacheError, match="this machine alone"):
-        here.evict(tags=["t"], **options)
+        here.evict(**options)
     assert there["k"] == 1
 
 

@@ -122,7 +122,8 @@ def test_set_makes_no_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_keys_by_prefix_tag_and_limit(shell: Shell) -> None:
     assert shell.run("keys").splitlines() == ["user:1", "user:2", "3", "day"]
-    assert shell.run("keys", "--prefix", "user:").splitlines() == ["user:1", "user:2"]
+    assert sorted(shell.run("keys", "--prefix", "user:").splitlines()) == ["user:1", "user:2"]
+    assert shell.run("keys", "--glob", "us*[^1]").splitlines() == ["user:2"]
     assert shell.run("keys", "--tag", "users", "--limit", 1).splitlines() == ["user:1"]
     assert [entry["key"] for entry in shell.json("keys")] == ["user:1", "user:2", 3, "day"]
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
 from typing import Any, assert_type
+
+import pytest
 
 from diskcache_like import (
     AsyncCache,
@@ -146,3 +149,39 @@ async def faces(cache: Cache, fanout: FanoutCache, deque: Deque, index: Index) -
     face["k"]  # type: ignore[index]
     for _ in face:  # type: ignore[attr-defined]
         pass
+
+
+@one
+def test_keys_and_values_may_have_types(cache: Cache, tmp_path: Path) -> None:
+    typed: Cache[str, int] = Cache[str, int](tmp_path / "typed")
+    typed["a"] = 1
+    assert_type(typed["a"], int)
+    assert_type(typed.get_many(["a"]), dict[str, int])
+    assert_type(list(typed), list[str])
+    assert type(typed) is Cache
+    found = typed.get("a")
+    assert found is not None
+    assert_type(cache.get("a"), Any)  # without types everything is Any
+    cache.namespace("n")[5] = "any"
+    fanout = FanoutCache[str, bytes](tmp_path / "fanout", shards=2)
+    fanout.set("a", b"")
+    with pytest.raises(TypeError):
+        assert_type(fanout.get_many([]), dict[str, bytes]) + 1  # type: ignore[operator]
+    index: Index[str, int] = Index[str, int](tmp_path / "index")
+    index["a"] = 1
+    assert_type(index["a"], int)
+    assert_type([*index.items()], list[tuple[str, int]])
+    deque: Deque[int] = Deque[int]([1, 2])
+    assert_type(deque.pop(), int)
+    assert_type([*deque], list[int])
+    if len(index) > 5:  # not run: what follows is refused by type checkers
+        typed[5] = 1  # type: ignore[index]
+        typed["a"] = "text"  # type: ignore[assignment]
+        typed.set("a", "text")  # type: ignore[arg-type]
+        typed.get("a").upper()  # type: ignore[union-attr]
+        typed.get_many([5])  # type: ignore[list-item]
+        fanout.incr(5)  # type: ignore[arg-type]
+        index[5] = 1  # type: ignore[index]
+        deque.append("text")  # type: ignore[arg-type]
+    for each in (typed, fanout, index.cache, deque.cache):
+        each.close()

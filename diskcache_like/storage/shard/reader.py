@@ -338,6 +338,11 @@ class Reader:
         """Yield all places in order, behind `after`, page by page."""
         yield from self._placed(sql.PAGE_PLACES, (), after)
 
+    def begun(self, start: str, after: int | None = None) -> Iterator[int]:
+        """Yield, like `places`, those of all keys that are text which begins so, and of a few others."""
+        encoded = start.encode("utf-8", "surrogatepass")
+        yield from self._placed(sql.PAGE_BEGUN, (len(encoded) + 4, encoded), after)
+
     def tagged(self, name: str, others: Sequence[str], after: int | None = None) -> Iterator[int]:
         """Yield the places that the index has for one tag and for all of the others, in order, page by page."""
         yield from self._placed(sql.PAGE_TAGGED, (name, json.dumps(others)), after)

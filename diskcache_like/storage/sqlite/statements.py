@@ -93,6 +93,9 @@ LAST_NUMBER = "SELECT coalesce(max(id), 0) FROM entry WHERE id < ?"
 IN_REVERSE = _walk(IN_ORDER.replace("ORDER BY id", "ORDER BY id DESC"))
 # -- by tag ------------------------------------------------------------------------------------------------------
 PAGE_PLACES = "SELECT h FROM entry WHERE h > ? ORDER BY h LIMIT ?"
+# Of keys that have some bytes where text with a prefix has them, behind the one to five bytes that tell its length.
+# Some others have them there, too. Reads no record.
+PAGE_BEGUN = _walk("SELECT h FROM entry WHERE instr(substr(k, 2, ?), ?) AND h > ? ORDER BY h LIMIT ?")
 # Pages of the places with a tag and all of those in a list, behind a place. A damaged one may be no number.
 _HAS_OTHERS = """NOT EXISTS (SELECT 1 FROM json_each(?) AS other WHERE NOT EXISTS
     (SELECT 1 FROM tagged AS also WHERE also.tag = other.value AND also.place = tagged.place))"""

@@ -1,0 +1,88 @@
+"""Many values at once: `get_or_set_many` computes with one call what is missing, each of it once for all who want it.
+
+A call holds the flights of what it computes, and of nothing else while it waits for others, so no two wait for each
+other.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from ..entries.loading import ENOVAL
+from ..settings.misuse import wrong
+from .computing import NOTHING, Computation
+from .flights import Flight
+from .rules import Computing
+from .steps import Steps, under_way
+
+Call = Callable[[list[Any]], Any]  # returns a mapping of some of the keys to their values, or an awaitable of one
+
+
+def steps_for(computation: Computation, keys: list[Any], call: Call) -> Steps:
+    """Compute the values of keys: with one call those that nobody else computes, then the others; return what there is.
+
+    In a transaction all of them, without waiting for others.
+    """
+    found: dict[Any, Any] = {}
+    flights: dict[Any, Flight] = {}
+    try:
+        alone = yield computation._do(computation.flight(keys[0]).atomic.in_transaction)
+        for key in keys:
+            flight = computation.flight(key)
+            if alone or (yield computation._begin(flight, True)):
+                flights[key] = flight
+                # Whoever computed it before stored it before they finished, and this began after that.
+                found[key] = yield computation._do(computation._present, key)
+        missing = [key for key in flights if found[key] is ENOVAL]
+        if missing:
+            found |= yield from _computed(computation, missing, call)
+    finally:
+        for flight in flights.values():
+            yield computation._try(flight.finish)
+    for key in keys:
+        if key not in flights:
+            found[key] = yield from computation._wait(key, _only(key, call), None)
+    return {key: value for key, value in found.items() if value is not ENOVAL}
+
+
+def _computed(computation: Computation, keys: list[Any], call: Call) -> Steps:
+    """Call the function, and store what it returns where nobody has stored anything meanwhile."""
+    started, around = computation._now(), under_way.get()
+    inside = [computation._name(computation.flight(key).atomic) for key in keys]
+    try:
+        under_way.set((*around, inside))
+        values = checked(keys, (yield from computation._called(partial(call, keys))))
+    finally:
+        inside.clear()
+        under_way.set(around)
+    now = computation._now()
+    for key, value in values.items():
+        rules, context = computation.rules, Computing(None, None, b"")
+        metadata = computation._limited(rules.metadata, value, context, now, max(now - started, 0.0))
+        if metadata is not None:
+            yield computation._try(computation.cache._put, key, value, metadata, NOTHING)
+    return values
+
+
+def _only(key: Any, call: Call) -> Callable[[Computing], Any]:
+    """Return what computes one value; ENOVAL, which is not stored, if the function leaves it out."""
+
+    def kept(context: Computing, values: Any) -> Any:
+        value = checked([key], values).get(key, ENOVAL)
+        context.store = value is not ENOVAL
+        return value
+
+    async def awaited(context: Computing) -> Any:
+        return kept(context, await call([key]))
+
+    return awaited if inspect.iscoroutinefunction(call) else lambda context: kept(context, call([key]))
+
+
+def checked(keys: list[Any], values: Any) -> dict[Any, Any]:
+    """Return the values of those keys that a function was asked for; raise TypeError if it returned no mapping."""
+    if not isinstance(values, Mapping):
+        raise wrong("what compute_missing returned", values, "a mapping of keys to values")
+    return {key: values[key] for key in keys if key in values}
