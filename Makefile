@@ -20,7 +20,7 @@ PEERS := $(VENV)/.installed-to-compare
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg tools/build_backend.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports sanitize unit prove prove-short django third-party matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-frames bench-quick bench-peers compare objectives install clean venv-module bench-async bench-django bench-overview bench-machines bench-hits
+.PHONY: help demo test lint types imports sanitize unit prove prove-short django third-party recipes matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-frames bench-quick bench-peers compare objectives install clean venv-module bench-async bench-django bench-overview bench-machines bench-hits
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -55,6 +55,9 @@ django: $(DEV)  ## run Django's own cache tests on DjangoCache
 
 third-party: $(DEV)  ## run other projects' tests as they are and on this package (ARGS="PROJECT ...")
 	$(BIN)/python -m tools.third_party $(ARGS)
+
+recipes: $(DEV)  ## run the recipes of docs/libraries.md whose libraries `make test` does not install
+	$(BIN)/python -m tools.recipes
 
 matrix: $(DEV)  ## run chosen tests with every Python and SQLite at hand (ARGS="--python COMMAND --sqlite VERSION --all --arm64")
 	$(BIN)/python -m tools.matrix $(ARGS)

@@ -36,6 +36,7 @@ GOOD: dict[str, Any] = {
     "items": {"a": 1},
     "keys_": ["k"],
     "compute": dict,
+    "compute_missing": dict.fromkeys,
     "index": 0,
     "times": 2,
 }

@@ -63,10 +63,11 @@ def blocks(page: Path) -> list[Block]:
 
 def missing(block: Block) -> list[str]:
     """Return what a block needs and is not installed."""
-    return [name for name in _needs(block) if not _is_there(name)]
+    return [name for name in needs(block) if not _is_there(name)]
 
 
-def _needs(block: Block) -> list[str]:
+def needs(block: Block) -> list[str]:
+    """Return what a block needs to be run."""
     return block.argument.split(", ") if block.mark == "needs" else []
 
 
@@ -80,7 +81,7 @@ def run(page: Path) -> None:
     A page that needs a server is not run where there is none.
     """
     found = blocks(page)
-    users = [block for block in found if SERVER in _needs(block)]
+    users = [block for block in found if SERVER in needs(block)]
     if not users:
         _run_blocks(page, found)
     elif not any(map(missing, users)):

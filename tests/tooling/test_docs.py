@@ -17,8 +17,10 @@ import diskcache_like
 from benchmarks.report.results import RESULTS
 from diskcache_like.cli.main import parser
 from diskcache_like.settings.definitions import DEFAULT_SETTINGS, OPTIONAL_SETTINGS
+from tools.recipes import HOSTS
+from tools.recipes import PAGE as RECIPES
 
-from ..support.doc_blocks import Block, blocks, missing, run
+from ..support.doc_blocks import Block, blocks, missing, needs, run
 from ..support.project import ROOT
 
 PAGES = sorted(path for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")) if "_build" not in path.parts)
@@ -35,9 +37,14 @@ def pages(language: str) -> list[Path]:
     return [page for page in PAGES if any(block.language == language for block in blocks(page))]
 
 
+def apart(page: Path) -> set[str]:
+    """Return the modules for which `make recipes` runs the blocks of a page."""
+    return set(HOSTS) if page == RECIPES else set()
+
+
 @pytest.mark.parametrize("page", pages("python"), ids=name_of)
 def test_code_runs(page: Path, tmp_path: Path) -> None:
-    lacking = sorted({module for block in blocks(page) for module in missing(block)})
+    lacking = sorted({module for block in blocks(page) for module in missing(block)} - apart(page))
     assert not (lacking and os.environ.get("CI")), f"{name_of(page)} cannot be run without {lacking}"
     work = tmp_path / "work"
     work.mkdir()
@@ -52,6 +59,13 @@ def test_code_runs(page: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_recipes_that_run_apart_are_there() -> None:
+    for module in HOSTS:
+        assert any(module in needs(block) for block in blocks(RECIPES)), module
+    for block in blocks(RECIPES):
+        assert set(needs(block)) <= set(HOSTS) or not set(needs(block)) & set(HOSTS), f"line {block.line} never runs"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
