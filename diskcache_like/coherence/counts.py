@@ -345,16 +345,17 @@ class Counts:
         with self._lock:
             locks = self._locks
             head = self._head if locks is None else _read(locks.descriptor, 0, _PAGE // 8)
-            found = before = head[Word.STATS_BEFORE], head[Word.STATS_BEFORE + 1]
+            hits, misses = head[Word.STATS_BEFORE], head[Word.STATS_BEFORE + 1]
             if head[Word.STATS_ON]:
-                since = head[Word.STATS_FROM], head[Word.STATS_FROM + 1]
-                found = before[0] + max(0, now[0] - since[0]), before[1] + max(0, now[1] - since[1])
-            words = array("Q", [int(wanted), *now, *((0, 0) if reset else found)])
+                hits += _grown(now[0], head[Word.STATS_FROM])
+                misses += _grown(now[1], head[Word.STATS_FROM + 1])
+            told = (int(wanted), *now, *((0, 0) if reset else (hits, misses)))
+            words = array("Q", [word & MAX_WORD for word in told])  # damage may have made them any number
             if locks is None:
                 self._head[Word.STATS_ON : Word.STATS_ON + len(words)] = words
             else:
                 self._write(8 * Word.STATS_ON, words.tobytes())
-        return found
+        return hits, misses
 
     @property
     def _descriptor(self) -> int:

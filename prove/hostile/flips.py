@@ -39,10 +39,15 @@ from .samples import (
 
 SECTOR = 512
 SPARSE = 1_500  # bytes tried of a file that is nearly all zeros: those in use first, then any
-NEARLY_EMPTY = ("-shm", "cache.lock")
+NEARLY_EMPTY = ("-shm", "cache.lock", "cache.metrics")
 WHOLE_BYTES, SPARSELY = 1 << 10, 8  # cut in use at each byte if smaller than that, else at each so manieth
 LIVE = ("plain", "sealed", "buffered")  # samples that are taken also as they lie while in use
-MAPPED = ("cache.gen", BUFFER, "-shm")  # cutting one ends who has it mapped: planted_links.py tries that
+MAPPED = (
+    "cache.gen",
+    "cache.metrics",
+    BUFFER,
+    "-shm",
+)  # cutting one ends who has it mapped: planted_links.py tries that
 
 
 class Place(NamedTuple):

@@ -664,6 +664,9 @@ def test_a_damaged_file_makes_counts_wrong_and_nothing_else(tmp_path: Path, harm
         assert "<script>" not in found._repr_html_()
         cache.metrics(reset=True)
         assert (cache["b:1"], cache.metrics().hits) == (2, 1)
+        cache.stats(enable=True)
+        cache.stats(enable=True, reset=True)
+        assert (cache["b:1"], cache.stats()) == (2, (1, 0))
         assert cache.check() == []
 
 
