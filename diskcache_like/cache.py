@@ -284,7 +284,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValue
     def get_and_touch(
         self, key: K, expire: Expiry | None, default: Any = None, retry: bool = False, **others: Unpack[NoOthers]
     ) -> V | Any:
-        """Return the value of `key`, or `default`; a live entry expires `expire` from now, so that it stays while used.
+        """Return the value of `key`, or `default`; let a live entry expire `expire` from now, so it stays while used.
 
         The expiry is written only if it changes by more than a tenth of the time that is left then: of 600 seconds, a
         hit within the first 60 writes nothing. It stays as it is if the write lock cannot be had in time, or the disk
@@ -691,7 +691,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValue
     def touch_many(
         self, keys_: Iterable[K], expire: Expiry | None = None, retry: bool = False, **others: Unpack[NoOthers]
     ) -> int:
-        """Give those keys that have a live entry a new expiry, and return how many they are; as `touch`.
+        """Give each of the keys that has a live entry a new expiry, as `touch` does; return how many there were.
 
         Each batch of 1,000 per shard is atomic.
         """
@@ -708,7 +708,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValue
         retry: bool = False,
         **others: Unpack[NoOthers],
     ) -> dict[K, Any]:
-        """Add a number to that under each key, and return a dictionary of the sums; as `incr`.
+        """Add a number to the one under each key, as `incr` does, and return a dictionary of the sums.
 
         Each batch of 1,000 per shard is atomic: an error such as a value that is no number changes nothing in its
         batch.
@@ -756,7 +756,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValue
         return self._change(key, retagged, retry)
 
     def _change(self, key: Any, change: Callable[[Metadata], Metadata | None], retry: bool) -> bool:
-        """Give a live entry other metadata, or None for none; return whether it has got them. Atomic."""
+        """Give a live entry the metadata that `change` returns, or leave it for None; return whether it has them."""
         rows = self._rows
         stored_key, home, store = location = rows.locate(key)
         changed = False
@@ -973,7 +973,7 @@ def _unopened(kind: type[Cache], options: dict[str, Any]) -> Cache:
 
 
 def _write_together(store: EntryStore, wanted: list[tuple[int, bytes, Any]], wait: float | None) -> None:
-    """Write the rows of (place, stored key, row) in one transaction; or, instead of rows, what decides on them."""
+    """Write (place, stored key, row) of each entry in one transaction; a function in place of a row decides on it."""
     decides = callable(wanted[0][2])
     if len(wanted) == 1 and not decides:
         store.put(*wanted[0], wait)  # which is atomic by itself

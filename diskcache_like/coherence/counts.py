@@ -55,14 +55,18 @@ HIT, READ, ASKED, MISS, STALE, SET, DELETE = (counter << COUNTER for counter in 
 PLAIN, OTHER, HIDDEN = range(3)  # spaces: keys without one, those beyond the last name, and the package's own
 FIRST_NAME: Final = 3
 
-EVENTS: Final = (
-    *("handles", "evicted_for_room", "evicted_expired", "evicted_by_tag", "evicted_by_clear"),
+INCIDENTS: Final = (
     *("damaged", "unauthenticated", "missing_files", "not_kept"),
     *("stale_served", "renewals", "failed_renewals", "flights_waited", "lock_waits", "timeouts"),
 )
+EVENTS: Final = (
+    *("handles", "evicted_for_room", "evicted_expired", "evicted_by_tag", "evicted_by_clear"),
+    *INCIDENTS,
+)
 """What is counted for the whole cache: `handles` is how often a row was taken; `Metrics` tells what the others are."""
 TIMED: Final = ("hot", "get", "set", "delete", "lock")
-BUCKETS: Final = 16 * 31
+PARTS: Final = 16  # buckets of an octave
+BUCKETS: Final = 31 * PARTS
 LEAST_OCTAVE: Final = 6
 
 _EVENTS_AT: Final = SPACES * SPACE_COUNTERS
@@ -178,12 +182,12 @@ class Counts:
                 return
             raise
         self._locks = locks
-        counts = False
+        has_row = False
         try:
             row = next((row for row in range(_ROWS) if locks.hold(row, self)), None) if locks.available else None
-            counts = row is not None and self._count_in(locks, row)
+            has_row = row is not None and self._count_in(locks, row)
         finally:
-            if not counts:
+            if not has_row:
                 token = self._token
                 self._leave_row()
                 self._token = token  # else each opening of a shard would try again
@@ -343,19 +347,29 @@ class Counts:
         """
         now = self.totals(anew=False).uses()
         with self._lock:
-            locks = self._locks
-            head = self._head if locks is None else _read(locks.descriptor, 0, _PAGE // 8)
+            head = self._read_head()
             hits, misses = head[Word.STATS_BEFORE], head[Word.STATS_BEFORE + 1]
             if head[Word.STATS_ON]:
                 hits += _grown(now[0], head[Word.STATS_FROM])
                 misses += _grown(now[1], head[Word.STATS_FROM + 1])
             told = (int(wanted), *now, *((0, 0) if reset else (hits, misses)))
             words = array("Q", [word & MAX_WORD for word in told])  # damage may have made them any number
-            if locks is None:
+            if self._locks is None:
                 self._head[Word.STATS_ON : Word.STATS_ON + len(words)] = words
             else:
                 self._write(8 * Word.STATS_ON, words.tobytes())
         return hits, misses
+
+    def switch_stats(self, wanted: bool) -> None:
+        """Let `stats` count on or stop, if it does not yet."""
+        with self._lock:
+            self._open(self.level)
+            is_on = bool(self._read_head()[Word.STATS_ON])
+        if is_on != wanted:
+            self.stats(wanted, reset=False)
+
+    def _read_head(self) -> array[int]:
+        return self._head if self._locks is None else _read(self._descriptor, 0, _PAGE // 8)
 
     @property
     def _descriptor(self) -> int:
@@ -396,8 +410,8 @@ class Totals:
 
 def bounds_of(bucket: int) -> tuple[int, int]:
     """Return the times in nanoseconds between which a bucket counts; the first one begins at 0."""
-    octave, part = divmod(bucket, 16)
-    least, width = (16 + part) << octave + LEAST_OCTAVE - 4, 1 << octave + LEAST_OCTAVE - 4
+    octave, part = divmod(bucket, PARTS)
+    least, width = (PARTS + part) << octave + LEAST_OCTAVE - 4, 1 << octave + LEAST_OCTAVE - 4
     return least if bucket else 0, least + width
 
 
@@ -434,7 +448,7 @@ def _word(descriptor: int, index: int) -> int:
 
 def _write(descriptor: int, offset: int, words: list[int]) -> None:
     """Write words by a call that fails on a full disk; a store into a map would kill the process."""
-    os.pwrite(descriptor, b"".join(word.to_bytes(8, sys.byteorder) for word in words), offset)
+    os.pwrite(descriptor, array("Q", words).tobytes(), offset)
 
 
 _all = told_of_forks(Counts.forked)

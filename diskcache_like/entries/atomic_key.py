@@ -24,8 +24,8 @@ _NOT_ENCODED: Encoded = (MODE_RAW, b"", None, 0)
 class AtomicKey:
     """What recipes need of a cache beside its operations: a change that depends on the entry, sleeping and waking.
 
-    What they keep is no cached value, so the cache's `default_expire` and `max_age` do not apply: a lock that goes by
-    itself would be two people's.
+    What they keep is no cached value, so the cache's `default_expire` and `max_age` do not apply: a lock that expired
+    early would have two owners.
     """
 
     __slots__ = ("_key", "_loader", "_location", "_rows", "now")

@@ -9,7 +9,7 @@ from itertools import zip_longest
 from operator import add
 from typing import NamedTuple
 
-from ..coherence.counts import HIDDEN, TIMED, bounds_of
+from ..coherence.counts import HIDDEN, INCIDENTS, TIMED, bounds_of
 from .handle import Handle
 
 PERCENTILES = (50, 99, 99.9)
@@ -186,7 +186,4 @@ def metrics_of(handle: Handle, within: str = "", anew: bool = True) -> Metrics:
 
 
 _REASONS = {"room": "for_room", "expiry": "expired", "tag": "by_tag", "clear": "by_clear"}
-_EVENTS = (
-    *("handles", "damaged", "unauthenticated", "missing_files", "not_kept", "stale_served", "renewals"),
-    *("failed_renewals", "flights_waited", "lock_waits", "timeouts"),
-)
+_EVENTS = ("handles", *INCIDENTS)

@@ -256,7 +256,7 @@ class RowCodec:
         return Metadata(expiry, packed_tags) if packed_tags or expiry is not None else NO_METADATA
 
     def metadata_or_keep(self, expire: Any, packed_tags: bytes) -> Metadata:
-        """Do the same for a write that may leave an entry its expiry; KEEP is that of the metadata then, see `kept`."""
+        """Do the same for a write that may keep an entry's expiry: for KEEP that is KEEP, which `kept` replaces."""
         return Metadata(KEEP, packed_tags) if expire is KEEP else self.metadata(expire, packed_tags)
 
     def kept(self, metadata: Metadata, record: Record | None) -> Metadata:

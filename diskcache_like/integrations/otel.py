@@ -13,8 +13,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
-from ..errors import SettingError, missing_dependency
-from .reading import FAMILIES, Family, Source
+from ..errors import missing_dependency
+from .reading import FAMILIES, Family, Source, refuse_name
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
@@ -52,8 +52,7 @@ def instrument(
         _reported[meter] = {}
         _create(meter, _reported[meter], library.metrics.Observation)
     sources = _reported[meter]
-    if source.name in sources:
-        raise SettingError(f"name {source.name!r} is that of two caches: give one of them another name")
+    refuse_name(source.name, sources)
     sources[source.name] = source
     ends.callback(sources.pop, source.name)
     if tracer is not None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Self
 
-from ..errors import SettingError, missing_dependency
-from .reading import FAMILIES, Source
+from ..errors import missing_dependency
+from .reading import FAMILIES, Source, refuse_name
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -42,8 +42,7 @@ class Collector:
         Raises SettingError if another one has that name already.
         """
         source = Source(cache, name)
-        if source.name in self._sources:
-            raise SettingError(f"name {source.name!r} is that of two caches: give one of them another name")
+        refuse_name(source.name, self._sources)
         self._sources = {**self._sources, source.name: source}  # anew, since another thread may be collecting
         return self
 

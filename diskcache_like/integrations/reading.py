@@ -5,20 +5,16 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final, NamedTuple
 
 from ..cache import Cache, without_face
-from ..coherence.counts import BUCKETS, OFF, bounds_of
+from ..coherence.counts import BUCKETS, INCIDENTS, OFF, PARTS, bounds_of
 from ..entries.metrics import Metrics, Times
+from ..errors import SettingError
 from ..system.signals import reraise_signal
 
-EVENTS: Final = (
-    *("damaged", "unauthenticated", "missing_files", "not_kept", "stale_served", "renewals"),
-    *("failed_renewals", "flights_waited", "lock_waits", "timeouts"),
-)
 _TIERS: Final = ("hot", "disk", "remote")
-_OCTAVE: Final = 16  # buckets of a histogram that are reported as one
 _log: Final = logging.getLogger(__package__)
 
 
@@ -73,7 +69,7 @@ class Reading:
             yield "puts", (space,), one.sets
             yield "deletes", (space,), one.deletes
         yield from (("evictions", (reason,), number) for reason, number in found.evicted.items())
-        yield from (("events", (event,), getattr(found, event)) for event in EVENTS)
+        yield from (("events", (event,), getattr(found, event)) for event in INCIDENTS)
 
     def histograms(self) -> Iterator[tuple[str, Histogram]]:
         """Yield the times of each kind of call; none unless they are measured."""
@@ -81,10 +77,16 @@ class Reading:
 
 
 def _histogram(times: Times) -> Histogram:
-    octaves = [sum(times.buckets[first : first + _OCTAVE]) for first in range(0, BUCKETS, _OCTAVE)]
-    ends = [repr(bounds_of(first + _OCTAVE - 1)[1] / 1e9) for first in range(0, BUCKETS - _OCTAVE, _OCTAVE)]
+    octaves = [sum(times.buckets[first : first + PARTS]) for first in range(0, BUCKETS, PARTS)]
+    ends = [repr(bounds_of(first + PARTS - 1)[1] / 1e9) for first in range(0, BUCKETS - PARTS, PARTS)]
     halves = sum(count * sum(bounds_of(bucket)) for bucket, count in enumerate(times.buckets) if count)
     return Histogram(list(zip((*ends, "+Inf"), itertools.accumulate(octaves), strict=True)), halves / 2e9)
+
+
+def refuse_name(name: str, others: Collection[str]) -> None:
+    """Raise SettingError if another cache that is monitored has this name."""
+    if name in others:
+        raise SettingError(f"name {name!r} is that of two caches: give one of them another name")
 
 
 class Source:
@@ -120,4 +122,4 @@ class Source:
         return reading
 
 
-__all__ = ["EVENTS", "FAMILIES", "Family", "Histogram", "Reading", "Source"]
+__all__ = ["FAMILIES", "Family", "Histogram", "Reading", "Source", "refuse_name"]

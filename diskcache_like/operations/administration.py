@@ -96,7 +96,6 @@ class Administration(Tagging, SettingsInForce):
         given: Any = enable
         if given not in (True, False):
             raise SettingError(f"enable is {enable!r}, expected True or False: whether to count from now on")
-        self._shards.stores[0].shard.ready()
         found = self._handle.counts.stats(bool(given), reset)
         self.reset("statistics", int(enable))
         return found
@@ -118,8 +117,6 @@ class Administration(Tagging, SettingsInForce):
 
     def _counted(self, anew: bool) -> Metrics:
         """Return what `metrics` does; without `anew`, what was counted since the file was made."""
-        for store in self._shards.stores:
-            store.shard.ready()
         from ..entries.metrics import metrics_of  # late: it makes classes that take long to make
 
         within = "" if self._within is None else "/".join((*self._within.names, ""))
@@ -177,7 +174,7 @@ class Administration(Tagging, SettingsInForce):
             elif not update:
                 handle.given.pop(name, None)
             if name == "statistics":
-                handle.counts.stats(bool(effective), False)
+                handle.counts.switch_stats(bool(effective))
             self._apply(name, effective)
         return changed[key]
 
@@ -197,7 +194,7 @@ class Administration(Tagging, SettingsInForce):
             self._hot.mark_for(policy_named(value))
         elif name == "statistics":
             if value:
-                self._handle.counts.stats(True, False)
+                self._handle.counts.switch_stats(True)
         elif name == "metrics_level":
             locks = [store.transactions for store in self._shards.stores]
             self._hot_get = time_calls(self._handle.counts, self._loader, self._hot, self._rows.stores, locks)

@@ -21,10 +21,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import DuplicateTimeseries
 
 from diskcache_like import Cache, FanoutCache, SettingError
-from diskcache_like.coherence.counts import BUCKETS
+from diskcache_like.coherence.counts import BUCKETS, INCIDENTS
 from diskcache_like.entries.metrics import SpaceMetrics, Times
 from diskcache_like.integrations.prometheus import Collector
-from diskcache_like.integrations.reading import EVENTS, Reading
+from diskcache_like.integrations.reading import Reading
 
 from ..support.cache_kinds import QUICK, Clock
 from ..support.project import ROOT
@@ -103,7 +103,7 @@ def test_every_number_is_in_its_family(tmp_path: Path, clock: Clock) -> None:
         assert evicted == {"tag": 1, "expiry": 1, "room": 0}
         assert (number(found, "cache_entries"), number(found, "cache_limit_bytes")) == (1, 2**30)
         assert number(found, "cache_bytes") == cache.metrics().bytes > 0
-        assert {dict(each)["event"] for each in series(found, "cache_events_total")} == set(EVENTS)
+        assert {dict(each)["event"] for each in series(found, "cache_events_total")} == set(INCIDENTS)
         assert not series(found, "cache_operation_seconds_bucket"), "times are not measured"
 
 
