@@ -14,7 +14,7 @@ from .. import __version__
 from ..encoding.checksum import SOURCE
 from ..errors import CacheError, missing_dependency
 from ..storage.sqlite.connection import SQLITE_VERSION
-from . import entries, monitoring, transfer, whole
+from . import entries, monitoring, serving, transfer, whole
 from .opening import add_opening
 from .terminal import shown
 
@@ -81,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     entries.add(commands, common)
     monitoring.add(commands, common)
     transfer.add(commands, common)
+    serving.add(commands)
     add_migrate(commands)
     script = commands.add_parser("completion", help="print a script that completes commands in a shell")
     script.add_argument("shell", choices=SHELLS)
