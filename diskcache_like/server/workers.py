@@ -64,9 +64,7 @@ def serve(service: Service, workers: int, ready: Callable[[], object]) -> None:
             crew.append(_begin(service, crew))
         for worker in crew:
             if not worker.joined.recv(1):
-                raise DirectoryError(
-                    errno.ECHILD, "a worker ended before it listened", str(service.resp or service.http)
-                )
+                raise CacheError("a worker ended before it listened; its message says why")
         ready()
         _keep(service, crew)
     finally:
