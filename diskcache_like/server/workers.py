@@ -66,7 +66,7 @@ def serve(service: Service, workers: int, ready: Callable[[], object]) -> None:
             if not worker.joined.recv(1):
                 raise CacheError("a worker ended before it listened; its message says why")
         ready()
-        _keep(service, crew)
+        _keep(service, crew, stops)
     finally:
         _end(crew, service.grace)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
