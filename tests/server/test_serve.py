@@ -92,32 +92,25 @@ def test_the_group_of_a_shared_directory_may_connect(directory: Path) -> None:
 
 
 def test_a_killed_worker_is_replaced_and_loses_nothing(server: CacheServer) -> None:
-    acknowledged: dict[str, int] = {}
-    kills = iter(range(3))
-
-    def kill() -> None:
-        os.kill(min(server.workers()), signal.SIGKILL)
-
-    client, number, due = server.client(), 0, 200
-    while True:
+    acknowledged = {}
+    threads = []
+    client = server.client()
+    for number in range(600):
+        if number % 200 == 100:  # while further entries are stored
+            threads.append(threading.Thread(target=os.kill, args=(client.info("server")["process_id"], signal.SIGKILL)))
+            threads[-1].start()
         try:
-            for number in range(number, number + 100_000):
-                assert client.set(f"key:{number}", number)
-                acknowledged[f"key:{number}"] = number
-                if len(acknowledged) == due:
-                    if next(kills, None) is None:
-                        break
-                    due += 200
-                    threading.Thread(target=kill).start()  # while further ones are stored
-        except (redis.ConnectionError, ConnectionError):
+            assert client.set(f"key:{number}", number)
+            acknowledged[f"key:{number}"] = number
+        except redis.ConnectionError:
             client.close()
             client = server.client()
-            continue
-        break
     client.close()
-    for _ in range(3):
+    for thread in threads:
+        thread.join()
         assert "another one begins" in server.next_line()
     with Cache(server.directory) as cache:
+        assert len(acknowledged) > 500
         assert {key: int(cache[key]) for key in acknowledged} == acknowledged
         assert cache.check() == []
 

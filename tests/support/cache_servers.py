@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,7 +94,5 @@ def serving(directory: Path, *arguments: str, **environment: str) -> Iterator[Ca
 
 def _kill_group(leader: int) -> None:
     """Kill workers that a killed server has left."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
