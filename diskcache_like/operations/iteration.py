@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, Unpack, overload
@@ -139,6 +140,24 @@ class Iteration(Tagging):
         with suppress(Exception):
             found.extend(itertools.islice(self._iterate(reverse=True), COMPLETIONS))
         return found
+
+    def _page(self, after: int, most: int) -> tuple[list[Any], int | None]:
+        """Return the keys of live entries at the next `most` places behind one, of all shards, and the last of these.
+
+        The place is None if there is none behind it. Without any memory of its own, it finds what is there all the time.
+        """
+        stores = self._shards.stores
+        merged = heapq.merge(
+            *(zip(store.places(after), itertools.repeat(number)) for number, store in enumerate(stores))
+        )
+        page = list(itertools.islice(merged, most))
+        keys_ = [
+            found.key
+            for number, store in enumerate(stores)
+            for found in self._verified(store, [place for place, its in page if its == number])
+            if not is_flight(found.key)
+        ]
+        return keys_, page[-1][0] if len(page) == most else None
 
     def __len__(self) -> int:
         """Return the number of entries, including expired ones that are not removed yet.

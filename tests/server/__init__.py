@@ -1,0 +1,1 @@
+"""The server for programs that are not Python."""

@@ -1,0 +1,290 @@
+"""Tracking: tell clients which keys have changed, so that they can keep values in memories of their own.
+
+Whoever changes an entry, in this process or another one, changes the generation of its slot (docs/coherence.md). So
+nobody has to tell the server; it looks, every few milliseconds while there is somebody to tell:
+
+- A client in the default mode is told of the keys that it has read. The generation of each was taken before the read.
+  If the slot has another one now, the entry may have changed since. If not, the read gave the present value: each write
+  leaves a number in its slot that was never there before, and leaves it odd while a read might find either value.
+- A client in the broadcasting mode is told of all keys with its prefixes. Those that changed lately are in the write
+  buffer, and their slots have higher numbers than the last write before the last look. Where writes went to the
+  database itself (large values, transactions, evictions), nobody knows their keys, and the client is told that any key
+  may have changed. FLOOR tells: every such write sets it to FLUSHED, and a flush, which changes nothing, does not.
+- A look is left out if no write was counted since the last one, and none was under way then: each is counted before it
+  changes anything, and said to be settled after its slot has its new number.
+
+A slot that two keys share, or a look that meets a write under way, may cause one message too many, and never one too
+few. An entry that has expired counts as changed in the default mode; in the broadcasting mode once it is removed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ..cache import Cache
+from ..coherence.generations import Header, Words
+from ..coherence.ring import Word
+from ..errors import CacheError, DecodeError
+from ..storage.interface import EntryStore
+from ..storage.store import Store
+from .resp import Failed, Push
+from .values import key_of, name_of
+
+if TYPE_CHECKING:
+    from .commands import Client
+
+PERIOD: Final = 0.02  # seconds between looks
+SHARE: Final = 10  # of the time that goes by, looks take one part of so many
+MOST: Final = 1_000_000  # keys that are remembered, each once for each client that has read it
+MANY: Final = 1 << 30
+_log: Final = logging.getLogger(__name__)
+
+
+class _Watch:
+    """What was read of one slot."""
+
+    __slots__ = ("expire", "readers", "stamp")
+
+    def __init__(self, stamp: int) -> None:
+        self.stamp = stamp  # before the first of these reads
+        self.expire = math.inf  # when the first of the entries expires
+        self.readers: dict[bytes, set[Client]] = {}
+
+
+class _Shard:
+    """What the last look at a shard has found."""
+
+    def __init__(self) -> None:
+        self.watched: dict[int, _Watch] = {}  # by slot
+        self.slots: Words | None = None  # which these are in
+        self.tick: int | None = None  # of the last write, None if one was under way
+        self.last = 0  # the same for broadcasts, with the rest of what tells which writes can be named:
+        self.ring: tuple[Any, int] | None = None  # the ring, and its FLOOR
+        self.internal = self.flushed = self.head = 0
+
+
+class Tracking:
+    """Who is told of what; the tables are guarded by a lock, as commands may run in threads."""
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._lock = threading.Lock()
+        self._shards: dict[EntryStore, _Shard] = {store: _Shard() for store in cache._shards.stores}
+        self._modes: dict[Client, Sequence[bytes] | None] = {}  # the prefixes of those that broadcasts go to
+        self._watches = 0
+        self._soonest = math.inf  # when the first of all entries that are watched expires
+        self._pending: dict[Client, set[bytes] | None] = {}  # None for all keys
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[None] | None = None
+
+    # -- who is told --------------------------------------------------------------------------------------------------
+
+    def start(self, client: Client, prefixes: Sequence[bytes] | None) -> None:
+        """Tell a client of keys with these prefixes from now on, or of those that it reads."""
+        if self._cache._tier is not None:
+            raise Failed("ERR a cache whose entries several machines share cannot be tracked")
+        if client.is_tracking and (prefixes is None) != (self._modes.get(client) is None):
+            raise Failed("ERR You can't switch BCAST mode on/off before disabling tracking for this client")
+        with self._lock:
+            if not any(self._modes.values()):
+                for store in self._cache._shards.stores:
+                    self._written(store, self._shards[store])  # what is written from here on is new
+            before = self._modes.get(client)
+            self._modes[client] = None if prefixes is None else [*(before or []), *prefixes]
+        client.is_tracking = True
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def stop(self, client: Client) -> None:
+        """Tell a client nothing any more."""
+        with self._lock:
+            client.is_tracking = False
+            self._modes.pop(client, None)
+            self._pending.pop(client, None)
+            if not self._modes:
+                self._forget_all()
+
+    def prefixes(self, client: Client) -> Sequence[bytes] | None:
+        """Return the prefixes of whose keys a client is told, None if it is not told of any by them."""
+        return self._modes.get(client)
+
+    # -- what was read ------------------------------------------------------------------------------------------------
+
+    def watch(self, client: Client, names: Iterable[bytes]) -> None:
+        """Note what a client is about to read."""
+        if self._modes.get(client) is not None:
+            return
+        for name in names:
+            _, home, store = self._cache._rows.locate(key_of(name))
+            store.shard.present_header()
+            stamp = store.shard.slots[home % store.shard.slot_prime]
+            with self._lock:
+                watch = self._shards[store].watched.setdefault(home % store.shard.slot_prime, _Watch(stamp))
+                readers = watch.readers.setdefault(name, set())
+                self._watches += client not in readers
+                readers.add(client)
+        if self._watches > MOST:
+            with self._lock:
+                self._tell_all_readers()
+            self._loop.call_soon_threadsafe(self.deliver)
+
+    def note_expiry(self, name: bytes, expire: float) -> None:
+        """Note when an entry that was read expires."""
+        _, home, store = self._cache._rows.locate(key_of(name))
+        with self._lock:
+            watch = self._shards[store].watched.get(home % store.shard.slot_prime)
+            if watch is not None:
+                watch.expire = min(watch.expire, expire)
+                self._soonest = min(self._soonest, expire)
+
+    def _forget_all(self) -> None:
+        for seen in self._shards.values():
+            seen.watched.clear()
+        self._watches, self._soonest = 0, math.inf
+
+    # -- what has changed ---------------------------------------------------------------------------------------------
+
+    def wrote(self, names: Iterable[bytes]) -> None:
+        """Look at keys that a client of this worker has just written, so that none is told later than by its reply."""
+        if not self._modes:
+            return
+        with self._lock:
+            for name in names:
+                _, home, store = self._cache._rows.locate(key_of(name))
+                self._compare(store, self._shards[store], (home % store.shard.slot_prime,), -math.inf)
+
+    def _look(self) -> None:
+        """Find out what has changed since the last look."""
+        stores = self._cache._shards.stores
+        headers = [store.shard.present_header() for store in stores]  # which may raise WouldBlock, so first
+        now = self._cache._clock()
+        with self._lock:
+            is_due, self._soonest = now >= self._soonest, math.inf if now >= self._soonest else self._soonest
+            for store, header in zip(stores, headers, strict=True):
+                seen = self._shards[store]
+                tick = header[Header.TICK]
+                is_settled = header[Header.SETTLED] == tick  # before the slots are looked at
+                if tick == seen.tick and store.shard.slots is seen.slots and not is_due:
+                    continue
+                if store.shard.slots is not seen.slots and seen.slots is not None:
+                    self._tell_all_readers()  # the file is another one
+                seen.slots, seen.tick = store.shard.slots, tick if is_settled else None
+                self._compare(store, seen, list(seen.watched), now)
+                if any(self._modes.values()):
+                    self._broadcast(self._written(store, seen))
+
+    def _compare(self, store: EntryStore, seen: _Shard, numbers: Iterable[int], now: float) -> None:
+        """Tell of the keys of those slots that have changed."""
+        slots = store.shard.slots
+        for number in numbers:
+            watch = seen.watched.get(number)
+            if watch is None:
+                continue
+            if slots[number] == watch.stamp and watch.expire > now:
+                self._soonest = min(self._soonest, watch.expire)
+                continue
+            del seen.watched[number]
+            for name, readers in watch.readers.items():
+                self._watches -= len(readers)
+                for reader in readers:
+                    self._tell(reader, (name,))
+
+    def _written(self, store: Store, seen: _Shard) -> list[bytes] | None:
+        """Return the keys that were written since the last call, None if they cannot be named."""
+        shard, ring = store.shard, store.shard.ring
+        header, before = shard.header, (seen.ring, seen.internal, seen.flushed, seen.head, seen.last)
+        if ring is None or shard.disk.sealer is not None:
+            return None
+        for _ in range(SHARE):
+            tick = header[Header.TICK]
+            seen.ring, seen.internal = (ring.words, ring.words[Word.FLOOR]), header[Header.INTERNAL]
+            seen.flushed, seen.head, seen.last = ring.words[Word.FLUSHED], ring.words[Word.HEAD], tick
+            if not _is_known(before, seen):
+                return None
+            try:
+                net = ring.gather(MANY)[0]
+                names = [
+                    name_of(shard.disk.user_key(key, _original(each[3])))  # type: ignore[arg-type]  # or it raises
+                    for key, each in net.items()
+                    if shard.slots[each[2] % shard.slot_prime] > 2 * before[-1] + 2
+                ]
+            except DecodeError:
+                return None
+            if header[Header.TICK] == tick == header[Header.SETTLED]:
+                return [name for name in names if name is not None]
+        seen.ring = None  # others write all the time: nothing is known at the next look, either
+        return None
+
+    def _broadcast(self, names: list[bytes] | None) -> None:
+        for client, prefixes in self._modes.items():
+            if prefixes is not None:
+                self._tell(client, names and [name for name in names if name.startswith(tuple(prefixes))])
+
+    def _tell(self, client: Client, names: Iterable[bytes] | None) -> None:
+        """Note what a client is to be told; None for all keys."""
+        if names is None:
+            self._pending[client] = None
+        elif names and client in self._modes:
+            pending = self._pending.setdefault(client, set())
+            if pending is not None:
+                pending.update(names)
+
+    def _tell_all_readers(self) -> None:
+        self._forget_all()
+        for client, prefixes in self._modes.items():
+            if prefixes is None:
+                self._tell(client, None)
+
+    # -- telling ------------------------------------------------------------------------------------------------------
+
+    def deliver(self) -> None:
+        """Send what clients are to be told; on the loop, between replies."""
+        if not self._pending:
+            return
+        with self._lock:
+            pending, self._pending = self._pending, {}
+        for client, names in pending.items():
+            client.push(Push(["invalidate", None if names is None else list(names)]))
+
+    def _begin(self) -> None:
+        if self._task is None and self._modes:
+            self._task = self._loop.create_task(self._keep_looking())
+
+    async def _keep_looking(self) -> None:
+        threads = self._cache._handle.threads
+        while self._modes:
+            began = self._loop.time()
+            try:
+                await threads.attempt(self._look, False)
+            except CacheError:
+                _log.exception("looking for changed keys failed")
+                with self._lock:
+                    self._tell_all_readers()
+                    self._broadcast(None)
+            self.deliver()
+            await asyncio.sleep(max(PERIOD, SHARE * (self._loop.time() - began)))
+        self._task = None
+
+    def end(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _is_known(before: tuple[Any, int, int, int, int], now: _Shard) -> bool:
+    """Tell whether all writes between two looks were appended to the ring, and still wait there."""
+    ring, internal, flushed, head, _ = before
+    if ring is None or now.ring is None or ring[0] is not now.ring[0] or ring[1] != now.ring[1] or now.flushed > head:
+        return False
+    # Where FLOOR was FLUSHED already, a write to the database does not change it. It is counted as one of no key, or
+    # was made where nothing waited.
+    return ring[1] < flushed or (ring[1] < head and internal == now.internal)
+
+
+def _original(what: Any) -> bytes | None:
+    """Return the original key that a record in the ring has."""
+    return what[7] if isinstance(what, tuple) else None
