@@ -8,7 +8,7 @@ import itertools
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import redirect_stdout
 from functools import partial
 from heapq import nlargest
@@ -19,17 +19,13 @@ from typing import Any
 from ..cache import Cache
 from ..entries.metrics import PERCENTILES, Metrics, rate
 from ..errors import SettingError, Timeout
-from ..operations.inspection import disk_of, is_writable, records_of, uses_of
+from ..operations.inspection import PATIENCE, activity, looks, records_of, uses_of
 from ..settings.policies import FREQUENCY, NO_MARKS, policy_named
 from .arguments import interval, positive
 from .entries import sizes
 from .opening import WithoutRecovery, add_namespace, existing, namespace_of, to_look_at
 from .terminal import as_json, as_text, print_json, print_table, shown
 
-FULL = 1.02  # of the limit: a write that is under way may exceed it by a little,
-LEAST = 64 << 10  # and each shard needs so many bytes in any case
-LONG_WAL = 64 << 20  # bytes, four times those between two checkpoints
-PATIENCE = 1.0  # seconds in which nobody should hold the write lock all the time
 READ = 100  # entries that `health` reads
 WATCHED = ("hits", "misses", "writes", "evictions")
 HEADER_EVERY = 20  # lines of `watch`
@@ -113,36 +109,16 @@ def watch(options: argparse.Namespace) -> int:
             time.sleep(options.interval)
             now = cache.metrics()
             done, before = now.since(before), now
-            found = dict(zip(WATCHED, _counts(done), strict=True))
             if options.json:
-                print_json({"time": time.time(), **found, **_details(done)})
+                print_json({"time": time.time(), **activity(done)})
             elif options.is_screen and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
                 _print_screen(cache.directory, done, options.interval)
             else:
                 if line % HEADER_EVERY == 0:
                     print("".join(f"{name:>12}" for name in WATCHED))
-                print("".join(f"{number:>12,}" for number in found.values()), flush=True)
+                told = activity(done)
+                print("".join(f"{told[name]:>12,}" for name in WATCHED), flush=True)
     return 0
-
-
-def _counts(done: Metrics) -> tuple[int, int, int, int]:
-    return done.hits, done.misses, done.total.sets + done.total.deletes, done.evicted["room"]
-
-
-def _details(done: Metrics) -> dict[str, Any]:
-    times = {name: one for name, one in done.times.items() if one.count}
-    return {
-        "spaces": {name: one._asdict() for name, one in done.spaces.items()},
-        "evicted": done.evicted,
-        "times": {
-            name: {"count": one.count} | {f"p{percent}": one.percentile(percent) for percent in PERCENTILES}
-            for name, one in times.items()
-        },
-        **{
-            name: getattr(done, name)
-            for name in ("entries", "bytes", "stale_served", "lock_waits", "timeouts", "damaged")
-        },
-    }
 
 
 def _print_screen(directory: str, done: Metrics, seconds: float) -> None:
@@ -196,7 +172,7 @@ def health(options: argparse.Namespace) -> int:
     looks = list[dict[str, Any]]()
     try:
         with existing(options, partial(WithoutRecovery, timeout=PATIENCE)) as cache:
-            looks += [{"look": look, "ok": ok, "found": found} for look, ok, found in _looks(cache, options.count)]
+            looks += [{"look": look, "ok": ok, "found": found} for look, ok, found in looks(cache, options.count)]
     except Timeout:  # to close it, the lock is needed as well
         if not looks:
             raise
@@ -206,20 +182,3 @@ def health(options: argparse.Namespace) -> int:
         else:
             print(shown(f"{'ok' if one['ok'] else 'LOOK':<6}{one['look']:<12}{one['found']}"))
     return 0 if all(one["ok"] for one in looks) else 1
-
-
-def _looks(cache: Cache, count: int) -> Iterator[tuple[str, bool, str]]:
-    """Yield what is looked at, whether all is well with it, and what was found."""
-    limit, volume = cache.size_limit, cache.volume()
-    evicts = cache.reset("eviction_policy") != "none"
-    most = FULL * limit + LEAST * len(cache._shards.stores)
-    yield "volume", not evicts or volume <= most, f"{volume:,} bytes, {volume / max(limit, 1):.0%} of the limit"
-    aside, wal, left, is_tight = disk_of(cache)
-    yield "disk", not is_tight, f"{left:,} bytes left"
-    yield "journal", wal <= LONG_WAL, f"{wal:,} bytes"
-    yield "quarantine", not aside, f"damaged databases that were put aside: {', '.join(aside)}" if aside else "none"
-    found = [cache.why(key).reason for key in itertools.islice(cache, count)]
-    bad = found.count("damaged")
-    yield "entries", not bad, f"{len(found):,} read, {bad:,} damaged or not readable here"
-    is_free = is_writable(cache, PATIENCE)
-    yield "write lock", is_free, "free" if is_free else f"held by others for {PATIENCE:.0f} s"

@@ -64,6 +64,14 @@ class Collector:
         return families.values()
 
 
+def exposition(cache: Any) -> tuple[bytes, str]:
+    """Return what a scrape of one cache gets, and its media type; raise MissingDependency as `Collector` does."""
+    collector: Any = Collector(cache)  # has all of a registry that is asked for
+    from prometheus_client import exposition as format
+
+    return format.generate_latest(collector), format.CONTENT_TYPE_LATEST
+
+
 def _library() -> Any:
     try:
         from prometheus_client import core
@@ -84,4 +92,4 @@ def _families() -> dict[str, Any]:
     return {**families, SECONDS: core.HistogramMetricFamily(SECONDS, told, labels=("cache", "operation"))}
 
 
-__all__ = ["Collector"]
+__all__ = ["Collector", "exposition"]

@@ -1,13 +1,16 @@
-"""Inspection: what the command line tells of a cache and no operation of the API does."""
+"""Inspection: what the command line and the server tell of a cache and no operation of the API does."""
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..coherence.generations import Header
 from ..encoding.record import Record
+from ..entries.metrics import PERCENTILES, Metrics
 from ..errors import Timeout
 from ..settings.policies import FREQUENCY
 from ..storage.opening.identity import is_database
@@ -15,6 +18,14 @@ from ..storage.upkeep.checkpoints import RESERVE, WAL
 from ..system.paths import left_on_disk
 from ..system.signals import suppress
 from .parts import Parts
+
+if TYPE_CHECKING:
+    from ..cache import Cache
+
+FULL = 1.02  # of the limit: a write that is under way may exceed it by a little,
+LEAST = 64 << 10  # and each shard needs so many bytes in any case
+LONG_WAL = 64 << 20  # bytes, four times those between two checkpoints
+PATIENCE = 1.0  # seconds in which nobody should hold the write lock all the time
 
 
 def records_of(cache: Parts, keys: Iterable[Any]) -> Iterator[tuple[Any, Record]]:
@@ -73,3 +84,42 @@ def identity_of(cache: Parts) -> tuple[int, dict[str, Any]]:
     if handle.disk.own_values:
         options = {name: identity[name] for name in ("serializer", "compressor")}
     return len(cache._shards.stores), {**options, "encrypt": True} if handle.sealer else options
+
+
+def looks(cache: Cache, count: int) -> Iterator[tuple[str, bool, str]]:
+    """Yield what is looked at, whether all is well with it, and what was found; `count`: entries to read."""
+    limit, volume = cache.size_limit, cache.volume()
+    evicts = cache.reset("eviction_policy") != "none"
+    most = FULL * limit + LEAST * len(cache._shards.stores)
+    yield "volume", not evicts or volume <= most, f"{volume:,} bytes, {volume / max(limit, 1):.0%} of the limit"
+    aside, wal, left, is_tight = disk_of(cache)
+    yield "disk", not is_tight, f"{left:,} bytes left"
+    yield "journal", wal <= LONG_WAL, f"{wal:,} bytes"
+    yield "quarantine", not aside, f"damaged databases that were put aside: {', '.join(aside)}" if aside else "none"
+    found = [cache.why(key).reason for key in itertools.islice(cache, count)]
+    bad = found.count("damaged")
+    yield "entries", not bad, f"{len(found):,} read, {bad:,} damaged or not readable here"
+    is_free = is_writable(cache, PATIENCE)
+    yield "write lock", is_free, "free" if is_free else f"held by others for {PATIENCE:.0f} s"
+
+
+def activity(done: Metrics) -> dict[str, Any]:
+    """Return metrics as plain data, the busiest spaces first; a rate of no reads is None."""
+    return {
+        "hits": done.hits,
+        "misses": done.misses,
+        "writes": done.total.sets + done.total.deletes,
+        "evictions": done.evicted["room"],
+        "hit_rate": None if math.isnan(done.hit_rate) else done.hit_rate,
+        "spaces": {name: one._asdict() for name, one in done.busiest()},
+        "evicted": done.evicted,
+        "times": {
+            name: {"count": one.count} | {f"p{percent}": one.percentile(percent) for percent in PERCENTILES}
+            for name, one in done.times.items()
+            if one.count
+        },
+        **{name: getattr(done, name) for name in ("entries", "bytes", "size_limit", *_EVENTS)},
+    }
+
+
+_EVENTS = ("stale_served", "lock_waits", "timeouts", "damaged")

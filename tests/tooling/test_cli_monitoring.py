@@ -12,6 +12,7 @@ import pytest
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.cli import main, monitoring
 from diskcache_like.cli.monitoring import CLEAR
+from diskcache_like.operations import inspection
 
 from ..support.command_line import Shell
 from ..support.contention import held
@@ -112,11 +113,12 @@ def test_what_wants_a_look_is_named(
     with Cache(tmp_path) as cache:
         cache.clear()
         cache.set_many({number: "x" * 1_000 for number in range(1_000)})
-        monkeypatch.setattr(monitoring, "PATIENCE", 0.01)
+        for module in (monitoring, inspection):
+            monkeypatch.setattr(module, "PATIENCE", 0.01)
         with held(cache):
             assert wrong() == {"write lock"}
-    monkeypatch.setattr(monitoring, "FULL", 0.1)
-    monkeypatch.setattr(monitoring, "LONG_WAL", -1)
+    monkeypatch.setattr(inspection, "FULL", 0.1)
+    monkeypatch.setattr(inspection, "LONG_WAL", -1)
     assert wrong() == {"volume", "journal"}
 
 
