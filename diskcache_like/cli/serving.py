@@ -39,8 +39,6 @@ def add(commands: Any) -> None:
     command.add_argument("--password-file", metavar="FILE", help="its first line is what clients have to give")
     command.add_argument("--certificate", metavar="FILE", help="of TLS, in PEM, for addresses of TCP")
     command.add_argument("--private-key", metavar="FILE", help="of the certificate, unless that file has it")
-    text = "a further name of this machine in requests of HTTP; may be repeated"
-    command.add_argument("--host-name", action="append", default=[], metavar="NAME", help=text)
     text = f"time for what is under way when the server stops (default: {GRACE:.0f})"
     command.add_argument("--grace", type=interval, default=GRACE, metavar="SECONDS", help=text)
     command.set_defaults(command=serve)
@@ -70,7 +68,6 @@ def serve(options: argparse.Namespace) -> int:
             places.get("resp"),
             places.get("http"),
             sockets.tls(options.certificate, options.private_key),
-            options.host_name,
             options.grace,
         )
         workers.serve(service, options.workers, partial(_tell, options.directory, places))

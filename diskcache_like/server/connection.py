@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ..cache import Cache
 from ..system.blocking import WouldBlock
@@ -90,7 +90,7 @@ class Connection(Client, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin with a client, unless there are too many."""
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # that of uvloop is none by its class
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         door, limits = self._door, self.access.limits

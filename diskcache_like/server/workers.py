@@ -38,7 +38,6 @@ class Service(NamedTuple):
     resp: Place | None
     http: Place | None
     tls: ssl.SSLContext | None
-    hosts: Sequence[str]  # further names that requests of HTTP may give this machine
     grace: float  # seconds for what is under way when the server stops
 
 
@@ -182,9 +181,9 @@ async def _resp(service: Service, cache: Cache, place: Place) -> Any:
 
 @contextlib.asynccontextmanager
 async def _http(service: Service, cache: Cache, place: Place) -> Any:
-    uvicorn, application = _http_parts()
-    hosts = None if place.address.path else (place.address.host, *service.hosts)
-    app = application(cache, service.access, hosts)
+    uvicorn, application, loopback = _http_parts()
+    is_private = place.address.path is not None or not service.access.is_open
+    app = application(cache, service.access, None if is_private else {*loopback, place.address.host})
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -205,16 +204,18 @@ async def _http(service: Service, cache: Cache, place: Place) -> Any:
     try:
         yield
     finally:
+        app.state.stopping.set()  # or it would wait for streams of events
         server.should_exit = True
         await running
         await server.shutdown(sockets)
 
 
-def _http_parts() -> tuple[Any, Any]:
+def _http_parts() -> tuple[Any, Any, frozenset[str]]:
     try:
         import uvicorn
 
+        from .guard import LOOPBACK
         from .http import application
     except ImportError as error:
         raise missing_dependency("starlette and uvicorn", "serve", "serving HTTP") from error
-    return uvicorn, application
+    return uvicorn, application, LOOPBACK

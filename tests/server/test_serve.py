@@ -197,7 +197,7 @@ def test_http_on_a_unix_socket(directory: Path) -> None:
 
 def test_a_password(directory: Path, password_file: str) -> None:
     with serving(directory, "--password-file", password_file, "--workers", "1") as server:
-        with server.client() as client, pytest.raises(redis.AuthenticationError):
+        with pytest.raises(redis.AuthenticationError), server.client() as client:
             client.get("key")
         with server.client(password=PASSWORD) as client:
             assert client.set("key", "value")
@@ -235,7 +235,7 @@ def test_tls(directory: Path, tmp_path: Path, password_file: str) -> None:
         headers = {"Authorization": f"Bearer {PASSWORD}"}
         found = httpx.get(f"https://localhost:{server.port('http')}/keys/key", verify=trusted, headers=headers)
         assert found.content == b"value"
-        with server.client(port=port, password=PASSWORD) as client, pytest.raises(redis.ConnectionError):
+        with pytest.raises(redis.ConnectionError), server.client(port=port, password=PASSWORD) as client:
             client.ping()
 
 
