@@ -20,7 +20,7 @@ PEERS := $(VENV)/.installed-to-compare
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg tools/build_backend.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports sanitize unit prove prove-short django third-party recipes matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-frames bench-quick bench-peers compare objectives install clean venv-module bench-async bench-django bench-overview bench-machines bench-hits
+.PHONY: help demo test lint types imports sanitize unit prove prove-short django third-party recipes matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-frames bench-quick bench-peers compare objectives install clean venv-module bench-async bench-django bench-overview bench-machines bench-hits bench-serving
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -106,6 +106,9 @@ bench-hits: $(DEV)  ## replay traces on simulators of eviction policies, in 3 mi
 
 bench-django: $(PEERS)  ## serve a Django page under gunicorn from four caches, in 3 minutes (ARGS="--docs README.md")
 	$(BIN)/python -m benchmarks.django_page $(ARGS)
+
+bench-serving: $(PEERS)  ## load `diskcache-like serve` beside Redis and Memcached, in 4 minutes (ARGS="--docs docs/server.md")
+	$(BIN)/python -m benchmarks.serving $(ARGS)
 
 bench-quick: $(DEV)  ## measure against DiskCache in one run
 	$(BIN)/python -m benchmarks.quick $(ARGS)
