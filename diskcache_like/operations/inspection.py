@@ -86,7 +86,7 @@ def identity_of(cache: Parts) -> tuple[int, dict[str, Any]]:
     return len(cache._shards.stores), {**options, "encrypt": True} if handle.sealer else options
 
 
-def looks(cache: Cache, count: int) -> Iterator[tuple[str, bool, str]]:
+def looks_at(cache: Cache, count: int) -> Iterator[tuple[str, bool, str]]:
     """Yield what is looked at, whether all is well with it, and what was found; `count`: entries to read."""
     limit, volume = cache.size_limit, cache.volume()
     evicts = cache.reset("eviction_policy") != "none"

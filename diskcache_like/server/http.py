@@ -104,11 +104,11 @@ class Door:
     def handler(self, operation: Operation) -> Handler:
         """Return the function of an operation, which gets the fields of its body as well."""
         function: Handler = getattr(self, operation.name)
-        known, most = set(operation.parameters), self._limits.arguments
+        known, most = set(operation.query), self._limits.arguments
 
         async def handle(request: Request) -> Response:
             if request.scope["query_string"] and not known.issuperset(request.query_params):
-                raise Refused(400, f"expected no other parameters than {', '.join(operation.parameters) or 'none'}")
+                raise Refused(400, f"expected no other parameters than {', '.join(operation.query) or 'none'}")
             if operation.body is None:
                 return await function(request)
             fields = fields_of(operation, _plain(await self._body(request)))
@@ -186,7 +186,9 @@ class Door:
         key = _key(request)
         condition = await self._condition(request, key)
         if condition is None or not await self._cached.delete(key, if_version=condition):
-            raise Refused(404, "there is no such key") if condition in (None, ANY_VERSION) else Refused(412, "it changed")
+            raise (
+                Refused(404, "there is no such key") if condition in (None, ANY_VERSION) else Refused(412, "it changed")
+            )
         return Response(status_code=204)
 
     async def _version(self, key: Key) -> int | None:
@@ -236,7 +238,9 @@ class Door:
     async def find(self, request: Request) -> Response:
         """Return keys, those with tags, a prefix or a pattern, page by page."""
         asked = request.query_params
-        limit = int(asked["limit"]) if re.fullmatch("[0-9]{1,9}", asked.get("limit", "")) else 100 * ("limit" not in asked)
+        limit = (
+            int(asked["limit"]) if re.fullmatch("[0-9]{1,9}", asked.get("limit", "")) else 100 * ("limit" not in asked)
+        )
         if not 1 <= limit <= self._limits.arguments:
             raise Refused(400, f"'limit' must be from 1 to {self._limits.arguments:,}")
         after = key_of(unquote_to_bytes(asked["after"])) if "after" in asked else ENOVAL
@@ -304,7 +308,7 @@ class Door:
         found = [("write lock", False, "held by others")]
         try:
             if inspection.is_writable(self._cache, inspection.PATIENCE):
-                found = list(inspection.looks(self._cache, READ))
+                found = list(inspection.looks_at(self._cache, READ))
         except Exception as error:
             reraise_signal(error)
             _log.error("the cache cannot be used", exc_info=error)
@@ -326,7 +330,7 @@ def _page() -> tuple[str, str]:
     """Return the page, and the policy that lets it run its own script and style, and reach its own server."""
     with open(os.path.join(os.path.dirname(__file__), "page.html"), encoding="utf-8") as file:
         page = file.read()
-    parts = [f"default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"]
+    parts = ["default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"]
     for kind in ("script", "style"):
         (text,) = re.findall(f"<{kind}>(.*?)</{kind}>", page, re.DOTALL)
         parts.append(f"{kind}-src 'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'")
@@ -387,7 +391,9 @@ def _told_item(key: Key, value: Any) -> dict[str, Any]:
         content_of(value)
     except NotPlain as error:
         return {**told, "error": f"the value is a Python object ({error})"}
-    return {**told, "base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else {**told, "value": value}
+    return (
+        {**told, "base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else {**told, "value": value}
+    )
 
 
 def _asked_item(item: dict[str, Any]) -> tuple[Key, Any]:
