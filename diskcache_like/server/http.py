@@ -163,7 +163,7 @@ class Door:
         expire, names = entry.expire_time, [name for name in map(name_of, entry.tags) if name is not None]
         age = "no-cache" if expire is None else f"max-age={max(0, int(expire - self._cache._clock()))}"
         headers = {"ETag": f'"{entry.version}"', "Cache-Control": f"private, {age}"}
-        return {**headers, TAGS: ",".join(quote(name, safe="") for name in names)} if names else headers
+        return {**headers, TAGS: ",".join(map(quote, names))} if names else headers
 
     async def store(self, request: Request) -> Response:
         """Store a value: JSON and text as such, anything else as bytes."""
@@ -252,7 +252,7 @@ class Door:
             return list(itertools.islice((name for name in names if name is not None), limit))
 
         names = await self._call(page, False)
-        follows = quote(names[-1], safe="") if len(names) == limit else None
+        follows = quote(names[-1]) if len(names) == limit else None
         return _json({"keys": [_told_key(key_of(name)) for name in names], "next": follows})
 
     async def invalidate(self, _: Request, tags: list[str], match: Any) -> Response:

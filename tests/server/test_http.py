@@ -355,9 +355,11 @@ def test_a_list_that_is_too_long(ask: Asker, body: Any) -> None:
     assert "more than 5 members" in error_of(ask("POST", path, json=body), 413)
 
 
-def test_a_body_that_does_not_come(cache: Cache) -> None:
+@pytest.mark.parametrize("begun", [[], [b"{"]])
+def test_a_body_that_does_not_come(cache: Cache, begun: list[bytes]) -> None:
     async def silent() -> Any:
-        yield b"{"
+        for part in begun:
+            yield part
         await asyncio.sleep(PATIENCE)
 
     ask = Asker(application(cache, Access(limits=LIMITS._replace(patience=0.01))))
@@ -510,6 +512,7 @@ def test_what_a_page_may_send_without_asking_changes_nothing(cache: Cache, ask: 
 
 def test_what_is_not_there(ask: Asker) -> None:
     error_of(ask("GET", "/nothing"), 404)
+    error_of(ask("GET", "/stats/"), 404)
     found = ask("PATCH", "/keys/key")
     error_of(found, 405)
     assert {*found.headers["allow"].split(", ")} == {"GET", "HEAD", "PUT", "DELETE"}
