@@ -48,6 +48,7 @@ except ImportError as error:
 INTERVAL: Final = 1.0  # seconds between two events
 READ: Final = 100  # entries that `health` reads
 TAGS: Final = "Cache-Tag"  # as content delivery networks call it: percent-encoded names between commas
+_UTF_8: Final = ("", "charset=utf-8", 'charset="utf-8')
 _log: Final = logging.getLogger(__package__)
 
 Handler = Callable[..., Awaitable[Response]]
@@ -145,10 +146,10 @@ class Door:
         if await self._cached.get(key, ENOVAL, copy=False) is not ENOVAL:  # which counts and times it, as any read
             entry = await self._cached.get_entry(key)
         if entry is None:
-            raise Refused(404, "there is no such key")
+            raise _missing()
         asked, headers = request.headers, self._headers(entry)
         if "if-match" in asked and not _names(asked["if-match"], entry.version):
-            raise Refused(412, "the entry has another version")
+            raise _changed()
         if "if-none-match" in asked and _names(asked["if-none-match"], entry.version, weakly=True):
             return Response(status_code=304, headers=headers)
         content = content_of(entry.value)
@@ -178,18 +179,16 @@ class Door:
         if not await self._cached.set(key, value, expire, tags=tags, if_version=condition):
             if condition in (ANY_VERSION, await self._version(key)):
                 raise Refused(507, "the value can never fit into the cache")
-            raise Refused(412, "the entry has another version")
+            raise _changed()
         return Response(status_code=201 if condition is None else 204)
 
     async def delete(self, request: Request) -> Response:
         """Remove a key."""
         key = _key(request)
         condition = await self._condition(request, key)
-        if condition is None or not await self._cached.delete(key, if_version=condition):
-            raise (
-                Refused(404, "there is no such key") if condition in (None, ANY_VERSION) else Refused(412, "it changed")
-            )
-        return Response(status_code=204)
+        if condition is not None and await self._cached.delete(key, if_version=condition):
+            return Response(status_code=204)
+        raise _missing() if condition in (None, ANY_VERSION) else _changed()
 
     async def _version(self, key: Key) -> int | None:
         entry = await self._cached.get_entry(key)
@@ -202,7 +201,7 @@ class Door:
             return ANY_VERSION
         version = await self._version(key)
         if (match is not None and not _names(match, version)) or (unless is not None and _names(unless, version, True)):
-            raise Refused(412, "there is no such key" if version is None else "the entry has another version")
+            raise _changed()
         return version
 
     async def incr(self, request: Request, delta: float, default: float | None) -> Response:
@@ -210,21 +209,21 @@ class Door:
         try:
             return _json({"value": await self._cached.incr(_key(request), delta, default)})  # type: ignore[arg-type]
         except KeyError:
-            raise Refused(404, "there is no such key") from None
+            raise _missing() from None
         except (TypeError, OverflowError) as error:
             raise Refused(409, str(error)) from None
 
     async def touch(self, request: Request, expire: float | None) -> Response:
         """Give a key another expiry."""
         if not await self._cached.touch(_key(request), expire):
-            raise Refused(404, "there is no such key")
+            raise _missing()
         return Response(status_code=204)
 
     # -- several keys -------------------------------------------------------------------------------------------------
 
     async def get_many(self, _: Request, keys: list[Any]) -> Response:
         """Return the values of those keys that are there."""
-        found = await self._cached.get_many(map(_asked_key, keys))
+        found = await self._cached.get_many(list(map(_asked_key, keys)))
         return _json({"items": [_told_item(*item) for item in found.items()]})
 
     async def set_many(self, _: Request, items: list[Any], expire: float | None, tags: list[str] | None) -> Response:
@@ -238,9 +237,8 @@ class Door:
     async def find(self, request: Request) -> Response:
         """Return keys, those with tags, a prefix or a pattern, page by page."""
         asked = request.query_params
-        limit = (
-            int(asked["limit"]) if re.fullmatch("[0-9]{1,9}", asked.get("limit", "")) else 100 * ("limit" not in asked)
-        )
+        digits = asked.get("limit", "100")
+        limit = int(digits) if re.fullmatch("[0-9]{1,9}", digits) else 0
         if not 1 <= limit <= self._limits.arguments:
             raise Refused(400, f"'limit' must be from 1 to {self._limits.arguments:,}")
         after = key_of(unquote_to_bytes(asked["after"])) if "after" in asked else ENOVAL
@@ -279,9 +277,8 @@ class Door:
 
     async def events(self, _: Request) -> Response:
         """Return a stream of server-sent events: each second, what was counted since the last one."""
-        return StreamingResponse(
-            self._events(await self._cached.metrics()), 200, {"Cache-Control": "no-store"}, "text/event-stream"
-        )
+        events, headers = self._events(await self._cached.metrics()), {"Cache-Control": "no-store"}
+        return StreamingResponse(events, headers=headers, media_type="text/event-stream")
 
     async def _events(self, before: Metrics) -> AsyncIterator[str]:
         last, now, found = time.monotonic(), time.monotonic(), before
@@ -337,6 +334,14 @@ def _page() -> tuple[str, str]:
     return page, "; ".join((*parts, "frame-ancestors 'none'"))
 
 
+def _missing() -> Refused:
+    return Refused(404, "there is no such key")
+
+
+def _changed() -> Refused:
+    return Refused(412, "the entry is not the one that was asked for")
+
+
 # -- keys and values as JSON and in headers -------------------------------------------------------------------------
 
 
@@ -353,7 +358,10 @@ def _plain(body: bytes) -> Any:
 
 def _value(headers: Any, body: bytes) -> Any:
     """Return the value that a body means by its type."""
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind, _, charset = headers.get("content-type", "").lower().partition(";")
+    kind = kind.strip()
+    if "content-encoding" in headers or (kind == "text/plain" and charset.strip(' "') not in _UTF_8):
+        raise Refused(415, "the body must not be compressed, and text must be UTF-8")
     if kind == JSON:
         return _plain(body)
     try:
@@ -391,9 +399,8 @@ def _told_item(key: Key, value: Any) -> dict[str, Any]:
         content_of(value)
     except NotPlain as error:
         return {**told, "error": f"the value is a Python object ({error})"}
-    return (
-        {**told, "base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else {**told, "value": value}
-    )
+    how = {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else {"value": value}
+    return {**told, **how}
 
 
 def _asked_item(item: dict[str, Any]) -> tuple[Key, Any]:

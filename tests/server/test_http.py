@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -397,8 +398,13 @@ def test_json_that_is_nested_deeply_is_stored_or_refused(cache: Cache, depth: in
     error_of(ask("POST", "/keys/bulk/get", content=body, headers=typed), 400)
 
 
-def test_text_that_is_not_utf_8_is_refused(ask: Asker) -> None:
+def test_what_would_not_come_back_as_it_was_meant_is_refused(cache: Cache, ask: Asker) -> None:
     error_of(ask("PUT", "/keys/key", content=b"\xff", headers={"Content-Type": "text/plain"}), 400)
+    error_of(ask("PUT", "/keys/key", content=b"x", headers={"Content-Type": "text/plain; charset=latin-1"}), 415)
+    error_of(ask("PUT", "/keys/key", content=b"x", headers={"Content-Encoding": "gzip"}), 415)
+    assert list(cache) == []
+    quoted = {"Content-Type": 'text/plain; charset="UTF-8"'}
+    assert ask("PUT", "/keys/key", content=b"x", headers=quoted).status_code == 204
 
 
 def test_a_value_that_can_never_fit(tmp_path: Path) -> None:
@@ -617,6 +623,17 @@ def test_keys_over_a_unix_socket(cache: Cache, client: httpx.Client) -> None:
     error_of(client.put("/keys/key", content=b"x" * 1_001), 413)
     error_of(client.put("/keys/key", content=iter([b"x" * 600] * 2)), 413)
     error_of(client.get("/keys/none"), 404)
+
+
+def test_a_write_that_waits_for_the_lock_keeps_nobody_waiting(cache: Cache, client: httpx.Client) -> None:
+    cache["key"] = "old"
+    with held(cache) as done, ThreadPoolExecutor(1) as others:
+        written = others.submit(client.put, "/keys/key", content=b"new")
+        for _ in range(20):
+            assert client.get("/keys/key").text == "old"
+        done.set()
+        assert written.result(PATIENCE).status_code == 204
+    assert client.get("/keys/key").content == b"new"
 
 
 def test_events_tell_what_was_done_since_the_last(cache: Cache, client: httpx.Client) -> None:
