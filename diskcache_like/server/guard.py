@@ -22,11 +22,8 @@ from .values import NotPlain
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 OPEN: Final = ("/", "/health")  # for which no password is needed: they tell nothing of what is in the cache
 
-_SAFE: Final = (  # headers of every response
-    (b"x-content-type-options", b"nosniff"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"referrer-policy", b"no-referrer"),
-)
+# Headers of every response.
+_SAFE: Final = (b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin")
 # What a request asks for that cannot be.
 _WRONG: Final = errors.KeyEncodeError, errors.KeyTooLarge, errors.TagError, errors.ExpiryError, errors.ValueEncodeError
 _PORT: Final = re.compile(r":\d*$")
