@@ -27,7 +27,7 @@ from .support.workers import Crew
 CI = os.environ.get("CI") == "true"
 
 # Skips that mean "this machine lacks something the run was set up to have": in CI they hide what was meant to run.
-UNWELCOME_SKIP = re.compile(r"server|compiler|cryptography", re.IGNORECASE)
+UNWELCOME_SKIP = re.compile(r"server|browser|compiler|cryptography", re.IGNORECASE)
 
 JOIN_SECONDS = 10.0
 

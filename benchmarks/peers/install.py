@@ -1,6 +1,7 @@
 """Install what the benchmarks compare with, as far as it goes: `python -m benchmarks.peers.install`.
 
-Servers come from Debian's packages if this is root on Debian, clients from the `peers` extra into this environment.
+Servers, and the browser in which the server's page is tested, come from Debian's packages if this is root on Debian,
+clients from the `peers` extra into this environment.
 What could not be installed is printed with the command that would do it, and is no failure: it is skipped later.
 """
 
@@ -17,6 +18,8 @@ from pathlib import Path
 
 from benchmarks.peers.servers import SERVERS
 
+BROWSERS = ("chromium", "google-chrome", "chromium-browser")  # any of these programs will do
+PACKAGES = {**{server.package: (server.program,) for server in SERVERS.values()}, "chromium": BROWSERS}
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 POLICY = Path("/usr/sbin/policy-rc.d")
 FORBIDDEN = "#!/bin/sh\nexit 101\n"  # what Debian takes as "start no service"
@@ -44,16 +47,20 @@ def services_held_back(policy: Path = POLICY) -> Iterator[None]:
         policy.unlink()
 
 
-def install_servers() -> list[str]:
-    """Install the servers that are missing and return a line for each that still is."""
-    wanted = [server.package for server in SERVERS.values() if not shutil.which(server.program)]
+def missing() -> list[str]:
+    """Return the packages none of whose programs are here."""
+    return [package for package, programs in PACKAGES.items() if not any(map(shutil.which, programs))]
+
+
+def install_programs() -> list[str]:
+    """Install the servers and the browser that are missing and return a line for each that still is."""
+    wanted = missing()
     if wanted and os.geteuid() == 0 and shutil.which("apt-get"):
         with services_held_back():
             if not ran([*APT, *wanted]):
                 ran(["apt-get", "-qq", "update"])  # a fresh machine knows no packages
                 ran([*APT, *wanted])
-    missing = [server.package for server in SERVERS.values() if not shutil.which(server.program)]
-    return [f"no {package}; install it with: sudo apt-get install {package}" for package in missing]
+    return [f"no {package}; install it with: sudo apt-get install {package}" for package in missing()]
 
 
 def clients() -> list[str]:
@@ -71,5 +78,5 @@ def install_clients() -> list[str]:
 
 
 if __name__ == "__main__":
-    for line in (*install_servers(), *install_clients()):
+    for line in (*install_programs(), *install_clients()):
         print(f"benchmarks.peers.install: {line}", file=sys.stderr)

@@ -16,10 +16,9 @@ from operator import itemgetter
 from shutil import get_terminal_size
 from typing import Any
 
-from ..cache import Cache
 from ..entries.metrics import PERCENTILES, Metrics, rate
 from ..errors import SettingError, Timeout
-from ..operations.inspection import PATIENCE, activity, looks, records_of, uses_of
+from ..operations.inspection import PATIENCE, activity, looks_at, records_of, uses_of
 from ..settings.policies import FREQUENCY, NO_MARKS, policy_named
 from .arguments import interval, positive
 from .entries import sizes
@@ -172,7 +171,7 @@ def health(options: argparse.Namespace) -> int:
     looks = list[dict[str, Any]]()
     try:
         with existing(options, partial(WithoutRecovery, timeout=PATIENCE)) as cache:
-            looks += [{"look": look, "ok": ok, "found": found} for look, ok, found in looks(cache, options.count)]
+            looks += [{"look": look, "ok": ok, "found": found} for look, ok, found in looks_at(cache, options.count)]
     except Timeout:  # to close it, the lock is needed as well
         if not looks:
             raise

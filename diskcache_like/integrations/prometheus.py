@@ -92,4 +92,4 @@ def _families() -> dict[str, Any]:
     return {**families, SECONDS: core.HistogramMetricFamily(SECONDS, told, labels=("cache", "operation"))}
 
 
-__all__ = ["Collector", "exposition"]
+__all__ = ["Collector"]

@@ -86,10 +86,10 @@ def identity_of(cache: Parts) -> tuple[int, dict[str, Any]]:
     return len(cache._shards.stores), {**options, "encrypt": True} if handle.sealer else options
 
 
-def looks(cache: Cache, count: int) -> Iterator[tuple[str, bool, str]]:
+def looks_at(cache: Cache, count: int) -> Iterator[tuple[str, bool, str]]:
     """Yield what is looked at, whether all is well with it, and what was found; `count`: entries to read."""
     limit, volume = cache.size_limit, cache.volume()
-    evicts = cache.reset("eviction_policy") != "none"
+    evicts = cache.eviction_policy != "none"
     most = FULL * limit + LEAST * len(cache._shards.stores)
     yield "volume", not evicts or volume <= most, f"{volume:,} bytes, {volume / max(limit, 1):.0%} of the limit"
     aside, wal, left, is_tight = disk_of(cache)

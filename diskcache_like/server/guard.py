@@ -12,19 +12,9 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from typing import Any, Final
+from urllib.parse import quote
 
-from ..errors import (
-    CacheError,
-    DiskFull,
-    ExpiryError,
-    KeyEncodeError,
-    KeyTooLarge,
-    MissingDependency,
-    TagError,
-    Timeout,
-    ValueEncodeError,
-    ValueTooLarge,
-)
+from .. import errors
 from ..system.signals import reraise_signal
 from .access import Access
 from .values import NotPlain
@@ -32,11 +22,10 @@ from .values import NotPlain
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 OPEN: Final = ("/", "/health")  # for which no password is needed: they tell nothing of what is in the cache
 
-_SAFE: Final = (  # headers of every response
-    (b"x-content-type-options", b"nosniff"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"referrer-policy", b"no-referrer"),
-)
+# Headers of every response.
+_SAFE: Final = (b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin")
+# What a request asks for that cannot be.
+_WRONG: Final = errors.KeyEncodeError, errors.KeyTooLarge, errors.TagError, errors.ExpiryError, errors.ValueEncodeError
 _PORT: Final = re.compile(r":\d*$")
 _log: Final = logging.getLogger(__package__)
 
@@ -60,18 +49,18 @@ def _refusal(error: Exception) -> Refused:
             return error
         case NotPlain():
             return Refused(406, f"the value is a Python object ({error}), which has no form that other programs read")
-        case Timeout():
+        case errors.Timeout():
             return Refused(503, "others hold the write lock; try again", {"Retry-After": "1"})
-        case DiskFull():
+        case errors.DiskFull():
             return Refused(507, "the disk of the cache is full")
-        case ValueTooLarge():
+        case errors.ValueTooLarge():
             return Refused(507, str(error))
-        case MissingDependency():
+        case errors.MissingDependency():
             return Refused(501, str(error))
-        case KeyEncodeError() | KeyTooLarge() | TagError() | ExpiryError() | ValueEncodeError():
+        case _ if isinstance(error, _WRONG):
             return Refused(400, str(error))
     _log.error("a request failed", exc_info=error)
-    kind = "the cache cannot be used" if isinstance(error, CacheError) else "internal error"
+    kind = "the cache cannot be used" if isinstance(error, errors.CacheError) else "internal error"
     return Refused(500, f"{kind}; the server's log says more")
 
 
@@ -96,9 +85,11 @@ class Guard:
             await send(message)
 
         try:
-            # As it was sent, since an encoded slash or line feed is part of a key.
-            raw = {"path": scope["raw_path"].decode("latin-1"), "is_admitted": self._admitted(scope)}
-            await self._app({**scope, **raw}, receive, safely)
+            # The path as it was sent, since an encoded slash or line feed is part of a key.
+            sent = scope.get("raw_path") or quote(scope["path"]).encode()
+            asked = {**scope, "path": sent.decode("latin-1")}
+            asked["is_admitted"] = self._admitted(asked)
+            await self._app(asked, receive, safely)
         except Exception as error:
             reraise_signal(error)
             if is_begun:

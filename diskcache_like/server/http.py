@@ -48,6 +48,7 @@ except ImportError as error:
 INTERVAL: Final = 1.0  # seconds between two events
 READ: Final = 100  # entries that `health` reads
 TAGS: Final = "Cache-Tag"  # as content delivery networks call it: percent-encoded names between commas
+_UTF_8: Final = ("", "charset=utf-8", 'charset="utf-8')
 _log: Final = logging.getLogger(__package__)
 
 Handler = Callable[..., Awaitable[Response]]
@@ -104,11 +105,11 @@ class Door:
     def handler(self, operation: Operation) -> Handler:
         """Return the function of an operation, which gets the fields of its body as well."""
         function: Handler = getattr(self, operation.name)
-        known, most = set(operation.parameters), self._limits.arguments
+        known, most = set(operation.query), self._limits.arguments
 
         async def handle(request: Request) -> Response:
             if request.scope["query_string"] and not known.issuperset(request.query_params):
-                raise Refused(400, f"expected no other parameters than {', '.join(operation.parameters) or 'none'}")
+                raise Refused(400, f"expected no other parameters than {', '.join(operation.query) or 'none'}")
             if operation.body is None:
                 return await function(request)
             fields = fields_of(operation, _plain(await self._body(request)))
@@ -145,10 +146,10 @@ class Door:
         if await self._cached.get(key, ENOVAL, copy=False) is not ENOVAL:  # which counts and times it, as any read
             entry = await self._cached.get_entry(key)
         if entry is None:
-            raise Refused(404, "there is no such key")
+            raise _missing()
         asked, headers = request.headers, self._headers(entry)
         if "if-match" in asked and not _names(asked["if-match"], entry.version):
-            raise Refused(412, "the entry has another version")
+            raise _changed()
         if "if-none-match" in asked and _names(asked["if-none-match"], entry.version, weakly=True):
             return Response(status_code=304, headers=headers)
         content = content_of(entry.value)
@@ -163,7 +164,7 @@ class Door:
         expire, names = entry.expire_time, [name for name in map(name_of, entry.tags) if name is not None]
         age = "no-cache" if expire is None else f"max-age={max(0, int(expire - self._cache._clock()))}"
         headers = {"ETag": f'"{entry.version}"', "Cache-Control": f"private, {age}"}
-        return {**headers, TAGS: ",".join(quote(name, safe="") for name in names)} if names else headers
+        return {**headers, TAGS: ",".join(map(quote, names))} if names else headers
 
     async def store(self, request: Request) -> Response:
         """Store a value: JSON and text as such, anything else as bytes."""
@@ -178,16 +179,16 @@ class Door:
         if not await self._cached.set(key, value, expire, tags=tags, if_version=condition):
             if condition in (ANY_VERSION, await self._version(key)):
                 raise Refused(507, "the value can never fit into the cache")
-            raise Refused(412, "the entry has another version")
+            raise _changed()
         return Response(status_code=201 if condition is None else 204)
 
     async def delete(self, request: Request) -> Response:
         """Remove a key."""
         key = _key(request)
         condition = await self._condition(request, key)
-        if condition is None or not await self._cached.delete(key, if_version=condition):
-            raise Refused(404, "there is no such key") if condition in (None, ANY_VERSION) else Refused(412, "it changed")
-        return Response(status_code=204)
+        if condition is not None and await self._cached.delete(key, if_version=condition):
+            return Response(status_code=204)
+        raise _missing() if condition in (None, ANY_VERSION) else _changed()
 
     async def _version(self, key: Key) -> int | None:
         entry = await self._cached.get_entry(key)
@@ -200,7 +201,7 @@ class Door:
             return ANY_VERSION
         version = await self._version(key)
         if (match is not None and not _names(match, version)) or (unless is not None and _names(unless, version, True)):
-            raise Refused(412, "there is no such key" if version is None else "the entry has another version")
+            raise _changed()
         return version
 
     async def incr(self, request: Request, delta: float, default: float | None) -> Response:
@@ -208,21 +209,21 @@ class Door:
         try:
             return _json({"value": await self._cached.incr(_key(request), delta, default)})  # type: ignore[arg-type]
         except KeyError:
-            raise Refused(404, "there is no such key") from None
+            raise _missing() from None
         except (TypeError, OverflowError) as error:
             raise Refused(409, str(error)) from None
 
     async def touch(self, request: Request, expire: float | None) -> Response:
         """Give a key another expiry."""
         if not await self._cached.touch(_key(request), expire):
-            raise Refused(404, "there is no such key")
+            raise _missing()
         return Response(status_code=204)
 
     # -- several keys -------------------------------------------------------------------------------------------------
 
     async def get_many(self, _: Request, keys: list[Any]) -> Response:
         """Return the values of those keys that are there."""
-        found = await self._cached.get_many(map(_asked_key, keys))
+        found = await self._cached.get_many(list(map(_asked_key, keys)))
         return _json({"items": [_told_item(*item) for item in found.items()]})
 
     async def set_many(self, _: Request, items: list[Any], expire: float | None, tags: list[str] | None) -> Response:
@@ -236,7 +237,8 @@ class Door:
     async def find(self, request: Request) -> Response:
         """Return keys, those with tags, a prefix or a pattern, page by page."""
         asked = request.query_params
-        limit = int(asked["limit"]) if re.fullmatch("[0-9]{1,9}", asked.get("limit", "")) else 100 * ("limit" not in asked)
+        digits = asked.get("limit", "100")
+        limit = int(digits) if re.fullmatch("[0-9]{1,9}", digits) else 0
         if not 1 <= limit <= self._limits.arguments:
             raise Refused(400, f"'limit' must be from 1 to {self._limits.arguments:,}")
         after = key_of(unquote_to_bytes(asked["after"])) if "after" in asked else ENOVAL
@@ -248,7 +250,7 @@ class Door:
             return list(itertools.islice((name for name in names if name is not None), limit))
 
         names = await self._call(page, False)
-        follows = quote(names[-1], safe="") if len(names) == limit else None
+        follows = quote(names[-1]) if len(names) == limit else None
         return _json({"keys": [_told_key(key_of(name)) for name in names], "next": follows})
 
     async def invalidate(self, _: Request, tags: list[str], match: Any) -> Response:
@@ -275,9 +277,8 @@ class Door:
 
     async def events(self, _: Request) -> Response:
         """Return a stream of server-sent events: each second, what was counted since the last one."""
-        return StreamingResponse(
-            self._events(await self._cached.metrics()), 200, {"Cache-Control": "no-store"}, "text/event-stream"
-        )
+        events, headers = self._events(await self._cached.metrics()), {"Cache-Control": "no-store"}
+        return StreamingResponse(events, headers=headers, media_type="text/event-stream")
 
     async def _events(self, before: Metrics) -> AsyncIterator[str]:
         last, now, found = time.monotonic(), time.monotonic(), before
@@ -304,7 +305,7 @@ class Door:
         found = [("write lock", False, "held by others")]
         try:
             if inspection.is_writable(self._cache, inspection.PATIENCE):
-                found = list(inspection.looks(self._cache, READ))
+                found = list(inspection.looks_at(self._cache, READ))
         except Exception as error:
             reraise_signal(error)
             _log.error("the cache cannot be used", exc_info=error)
@@ -326,11 +327,19 @@ def _page() -> tuple[str, str]:
     """Return the page, and the policy that lets it run its own script and style, and reach its own server."""
     with open(os.path.join(os.path.dirname(__file__), "page.html"), encoding="utf-8") as file:
         page = file.read()
-    parts = [f"default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"]
+    parts = ["default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'"]
     for kind in ("script", "style"):
         (text,) = re.findall(f"<{kind}>(.*?)</{kind}>", page, re.DOTALL)
         parts.append(f"{kind}-src 'sha256-{base64.b64encode(sha256(text.encode()).digest()).decode()}'")
     return page, "; ".join((*parts, "frame-ancestors 'none'"))
+
+
+def _missing() -> Refused:
+    return Refused(404, "there is no such key")
+
+
+def _changed() -> Refused:
+    return Refused(412, "the entry is not the one that was asked for")
 
 
 # -- keys and values as JSON and in headers -------------------------------------------------------------------------
@@ -349,7 +358,10 @@ def _plain(body: bytes) -> Any:
 
 def _value(headers: Any, body: bytes) -> Any:
     """Return the value that a body means by its type."""
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind, _, charset = headers.get("content-type", "").lower().partition(";")
+    kind = kind.strip()
+    if "content-encoding" in headers or (kind == "text/plain" and charset.strip(' "') not in _UTF_8):
+        raise Refused(415, "the body must not be compressed, and text must be UTF-8")
     if kind == JSON:
         return _plain(body)
     try:
@@ -387,7 +399,8 @@ def _told_item(key: Key, value: Any) -> dict[str, Any]:
         content_of(value)
     except NotPlain as error:
         return {**told, "error": f"the value is a Python object ({error})"}
-    return {**told, "base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else {**told, "value": value}
+    how = {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else {"value": value}
+    return {**told, **how}
 
 
 def _asked_item(item: dict[str, Any]) -> tuple[Key, Any]:

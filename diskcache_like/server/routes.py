@@ -1,4 +1,4 @@
-"""What can be asked over HTTP, as one table: the routes, the checks of bodies and the OpenAPI document are made of it."""
+"""What can be asked over HTTP: one table, of which routes, checks of bodies and the OpenAPI document are made."""
 
 from __future__ import annotations
 
@@ -10,63 +10,7 @@ from .values import BYTES, JSON
 
 Schema = dict[str, Any]
 
-_TABLE: Final = """
-    GET     /keys/{key}         read         200 304 404 406 412
-    PUT     /keys/{key}         store        201 204 412 507
-    DELETE  /keys/{key}         delete       204 404 412
-    GET     /keys               find         200
-    POST    /keys/bulk/get      get_many     200
-    POST    /keys/bulk/set      set_many     200 507
-    POST    /keys/bulk/delete   delete_many  200
-    POST    /keys/{key}/incr    incr         200 404 409
-    POST    /keys/{key}/touch   touch        204 404
-    POST    /invalidate         invalidate   200
-    GET     /tags               tags         200
-    GET     /stats              stats        200
-    GET     /metrics            metrics      200 501
-    GET     /events             events       200
-    GET     /health             health       200 503
-    GET     /openapi.json       describe     200
-    GET     /                   page         200
-"""
 REQUIRED: Final = object()
-_BODIES: Final[dict[str, dict[str, Any]]] = {  # the fields of an object, with what one that is left out means
-    "get_many": {"keys": REQUIRED},
-    "set_many": {"items": REQUIRED, "expire": None, "tags": None},
-    "delete_many": {"keys": REQUIRED},
-    "incr": {"delta": 1, "default": 0},
-    "touch": {"expire": REQUIRED},
-    "invalidate": {"tags": REQUIRED, "match": "any"},
-}
-_QUERIES: Final = {"store": ("expire", "tag"), "find": ("tag", "match", "prefix", "glob", "after", "limit")}
-_VALUE: Final = (BYTES, "text/plain", JSON)
-_MEDIA: Final = {"read": _VALUE, "metrics": _VALUE[1:2], "events": ("text/event-stream",), "page": ("text/html",)}
-
-_TEXT: Final[Schema] = {"type": ["string"]}
-_KEY: Final[Schema] = {"type": ["string", "object"], "description": 'Text, or {"base64": "…"} if it is not UTF-8.'}
-_ITEM: Final[Schema] = {"type": ["object"], "description": 'A "key", and its "value" as JSON, or bytes in "base64".'}
-_NUMBER: Final[Schema] = {"type": ["number"]}
-_OPTIONAL: Final[Schema] = {"type": ["number", "null"]}
-_MATCH: Final[Schema] = {"type": ["string"], "enum": ["any", "all"]}
-_FIELDS: Final[dict[str, Schema]] = {
-    "keys": {"type": ["array"], "items": _KEY},
-    "items": {"type": ["array"], "items": _ITEM},
-    "tags": {"type": ["array"], "items": _TEXT},
-    "match": _MATCH,
-    "delta": _NUMBER,
-    "default": {**_OPTIONAL, "description": "What a missing key counts as; with null it is an error."},
-    "expire": {**_OPTIONAL, "description": "Seconds from now; null for never."},
-}
-_PARAMETERS: Final[dict[str, Schema]] = {
-    "expire": {**_NUMBER, "description": "Seconds from now."},
-    "tag": _FIELDS["tags"],
-    "match": _MATCH,
-    "prefix": _TEXT,
-    "glob": _TEXT,
-    "after": {**_TEXT, "description": 'The "next" of the page before.'},
-    "limit": {"type": ["integer"], "minimum": 1, "default": 100},
-}
-_KINDS: Final[dict[str, Any]] = {"string": str, "array": list, "object": dict, "number": int | float, "null": type(None)}
 
 
 class Operation(NamedTuple):
@@ -76,16 +20,57 @@ class Operation(NamedTuple):
     path: str
     name: str
     statuses: tuple[int, ...]
-    parameters: tuple[str, ...]  # of the query
-    body: dict[str, Any] | None  # the fields of a JSON object, with their defaults
+    query: tuple[str, ...] = ()
+    body: dict[str, Any] | None = None  # the fields of a JSON object, with what one that is left out means
 
 
-def _operation(line: str) -> Operation:
-    method, path, name, *statuses = line.split()
-    return Operation(method, path, name, tuple(map(int, statuses)), _QUERIES.get(name, ()), _BODIES.get(name))
+OPERATIONS: Final = (
+    Operation("GET", "/keys/{key}", "read", (200, 304, 404, 406, 412)),
+    Operation("PUT", "/keys/{key}", "store", (201, 204, 412, 507), ("expire", "tag")),
+    Operation("DELETE", "/keys/{key}", "delete", (204, 404, 412)),
+    Operation("GET", "/keys", "find", (200,), ("tag", "match", "prefix", "glob", "after", "limit")),
+    Operation("POST", "/keys/bulk/get", "get_many", (200,), (), {"keys": REQUIRED}),
+    Operation("POST", "/keys/bulk/set", "set_many", (200,), (), {"items": REQUIRED, "expire": None, "tags": None}),
+    Operation("POST", "/keys/bulk/delete", "delete_many", (200,), (), {"keys": REQUIRED}),
+    Operation("POST", "/keys/{key}/incr", "incr", (200, 404, 409), (), {"delta": 1, "default": 0}),
+    Operation("POST", "/keys/{key}/touch", "touch", (204, 404), (), {"expire": REQUIRED}),
+    Operation("POST", "/invalidate", "invalidate", (200,), (), {"tags": REQUIRED, "match": "any"}),
+    Operation("GET", "/tags", "tags", (200,)),
+    Operation("GET", "/stats", "stats", (200,)),
+    Operation("GET", "/metrics", "metrics", (200, 501)),
+    Operation("GET", "/events", "events", (200,)),
+    Operation("GET", "/health", "health", (200, 503)),
+    Operation("GET", "/openapi.json", "describe", (200,)),
+    Operation("GET", "/", "page", (200,)),
+)
+_VALUE: Final = (BYTES, "text/plain", JSON)
+_MEDIA: Final = {"read": _VALUE, "metrics": _VALUE[1:2], "events": ("text/event-stream",), "page": ("text/html",)}
 
-
-OPERATIONS: Final = tuple(map(_operation, _TABLE.strip().splitlines()))
+_TEXT: Final[Schema] = {"type": ["string"]}
+_KEY: Final[Schema] = {"type": ["string", "object"], "description": 'Text, or {"base64": "…"} if it is not UTF-8.'}
+_ITEM: Final[Schema] = {"type": ["object"], "description": 'A "key", and its "value" as JSON, or bytes in "base64".'}
+_OPTIONAL: Final[Schema] = {"type": ["number", "null"]}
+_SCHEMAS: Final[dict[str, Schema]] = {  # of fields and parameters
+    "keys": {"type": ["array"], "items": _KEY},
+    "items": {"type": ["array"], "items": _ITEM},
+    "tags": {"type": ["array"], "items": _TEXT},
+    "tag": {"type": ["array"], "items": _TEXT},
+    "match": {"type": ["string"], "enum": ["any", "all"]},
+    "expire": {**_OPTIONAL, "description": "Seconds from now; null for never."},
+    "delta": {"type": ["number"]},
+    "default": {**_OPTIONAL, "description": "What a missing key counts as; with null it is an error."},
+    "prefix": _TEXT,
+    "glob": _TEXT,
+    "after": {**_TEXT, "description": 'The "next" of the page before.'},
+    "limit": {"type": ["integer"], "minimum": 1, "default": 100},
+}
+_KINDS: Final[dict[str, Any]] = {
+    "string": str,
+    "array": list,
+    "object": dict,
+    "number": int | float,
+    "null": type(None),
+}
 
 
 def fields_of(operation: Operation, body: Any) -> list[Any]:
@@ -96,9 +81,9 @@ def fields_of(operation: Operation, body: Any) -> list[Any]:
     for name, default in known.items():
         if name not in body and default is REQUIRED:
             raise Refused(400, f"the body has no {name!r}")
-        if name in body and not _fits(_FIELDS[name], body[name]):
-            of = f" of {' or '.join(_FIELDS[name]['items']['type'])}s" if "items" in _FIELDS[name] else ""
-            raise Refused(400, f"{name!r} must be of type {' or '.join(_FIELDS[name]['type'])}{of}")
+        if name in body and not _fits(_SCHEMAS[name], body[name]):
+            of = f" of {' or '.join(_SCHEMAS[name]['items']['type'])}s" if "items" in _SCHEMAS[name] else ""
+            raise Refused(400, f"{name!r} must be of type {' or '.join(_SCHEMAS[name]['type'])}{of}")
     return [body.get(name, default) for name, default in known.items()]
 
 
@@ -128,7 +113,7 @@ def document(summaries: dict[str, str], version: str) -> Schema:
 
 def _described(operation: Operation) -> Schema:
     in_path = [{"name": "key", "in": "path", "required": True, "schema": _TEXT}] * ("{key}" in operation.path)
-    asked = [{"name": name, "in": "query", "schema": _PARAMETERS[name]} for name in operation.parameters]
+    asked = [{"name": name, "in": "query", "schema": _SCHEMAS[name]} for name in operation.query]
     answers: Schema = {str(status): {"description": HTTPStatus(status).phrase} for status in operation.statuses}
     if "200" in answers:
         answers["200"]["content"] = {kind: {} for kind in _MEDIA.get(operation.name, (JSON,))}
@@ -136,7 +121,8 @@ def _described(operation: Operation) -> Schema:
     found: Schema = {"parameters": [*in_path, *asked], "responses": answers}
     if operation.body is not None:
         required = [name for name, default in operation.body.items() if default is REQUIRED]
-        schema = {"type": "object", "properties": {name: _FIELDS[name] for name in operation.body}, "required": required}
+        fields = {name: _SCHEMAS[name] for name in operation.body}
+        schema = {"type": "object", "properties": fields, "required": required}
         found["requestBody"] = {"required": True, "content": {JSON: {"schema": schema}}}
     elif operation.method == "PUT":
         found["requestBody"] = {"required": True, "content": {kind: {} for kind in _VALUE}}

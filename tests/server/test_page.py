@@ -58,10 +58,10 @@ def used(cache: Cache, prefix: str) -> None:
 @pytest.mark.parametrize("access", [Access()])
 def test_what_the_cache_does_is_shown_while_it_does_it(cache: Cache, page: Page, address: str) -> None:
     page.do("Page.navigate", url=address)
-    page.awaited("document.querySelector('#entries')?.textContent === '0 entries'")
+    page.awaited("document.querySelector('#entries')?.textContent === '0'")
     page.awaited("document.querySelector('#hits .number').textContent === '0'")
     used(cache, "users")
-    page.awaited("document.querySelector('#entries').textContent === '40 entries'")
+    page.awaited("document.querySelector('#entries').textContent === '40'")
     page.awaited(
         "[...document.querySelectorAll('#spaces tr')].some((row) => row.innerText.startsWith('users\t40\t50.0 %\t40'))"
     )
@@ -115,8 +115,8 @@ def test_the_page_asks_for_the_password(cache: Cache, page: Page, address: str) 
     page.awaited("document.querySelector('#wrong').textContent === 'This is not the password.'")
     give("pässword")
     cache["key"] = 1
-    page.awaited("document.querySelector('#entries').textContent === '1 entries'")
+    page.awaited("document.querySelector('#entries').textContent === '1'")
     assert not page.value("document.querySelector('#ask').checkVisibility()")
     assert page.value("document.querySelector('#shown').checkVisibility()")
     page.do("Page.reload")
-    page.awaited("document.querySelector('#entries')?.textContent === '1 entries'")
+    page.awaited("document.querySelector('#entries')?.textContent === '1'")

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from benchmarks.peers.install import BROWSERS
 from benchmarks.peers.servers import dying_with_us
 
 from .http_server import PATIENCE
 
-PROGRAMS = ("chromium", "google-chrome", "chromium-browser")
 POLL = 0.02  # seconds between looks at a page
 # A sandbox needs rights that a container does not give, and the pages are the project's own.
 OPTIONS = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage")
@@ -30,7 +30,7 @@ class MissingBrowser(Exception):
 
 def browser_program() -> str:
     """Return the path of a browser."""
-    found = next(filter(None, map(shutil.which, PROGRAMS)), None)
+    found = next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
         raise MissingBrowser("no browser here; install it with: apt-get install chromium")
     return found
@@ -75,7 +75,9 @@ class Page:
         """Return what an expression is as soon as it is something true."""
         deadline = time.monotonic() + PATIENCE
         while not (found := self.value(script)):
-            assert time.monotonic() < deadline, f"{script} is {found!r}; the page: {self.value('document.body?.innerText')}"
+            assert time.monotonic() < deadline, (
+                f"{script} is {found!r}; the page: {self.value('document.body?.innerText')}"
+            )
             time.sleep(POLL)
         return found
 
@@ -92,7 +94,10 @@ def browser(directory: Path) -> Iterator[Page]:
     shell = ["sh", "-c", f'exec "$@" 3</dev/fd/{theirs} 4>/dev/fd/{ours}', "sh"]
     command = [program, *OPTIONS, "--remote-debugging-pipe", f"--user-data-dir={directory}"]
     process = subprocess.Popen(
-        [*dying_with_us(), *shell, *command], pass_fds=(theirs, ours), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*dying_with_us(), *shell, *command],
+        pass_fds=(theirs, ours),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     os.close(theirs)
     os.close(ours)

@@ -30,11 +30,16 @@ def test_the_clients_are_those_of_the_extra() -> None:
     }
 
 
-def test_a_missing_server_is_named_where_it_may_not_be_installed(
+def test_a_missing_program_is_named_where_it_may_not_be_installed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert [line.split(";")[0] for line in install.install_servers()] == ["no memcached", "no redis-server"]
+    told = [line.split(";")[0] for line in install.install_programs()]
+    assert told == ["no memcached", "no redis-server", "no chromium"]
+    browser = tmp_path / "google-chrome"
+    browser.write_text("")
+    browser.chmod(0o700)
+    assert install.missing() == ["memcached", "redis-server"], "another browser will do"
 
 
 def test_services_are_held_back_by_a_rule_that_goes_away(tmp_path: Path) -> None:
