@@ -5,7 +5,7 @@
 - `whole`: `stats`, `watch`, `check`, `reset`, `expire`, `cull` and `clear`
 - `monitoring`: `bigkeys`, `hotkeys`, `tags` and `health`
 - `transfer`: `export`, `import` and `copy`
-- `migrate`: the command of that name
+- `migrate`, `serving`: the commands `migrate` and `serve`
 - `arguments`: what arguments may be
 - `opening`: opening a cache that is there, also one that can only be read
 - `terminal`: what is printed: text, JSON, tables and progress bars

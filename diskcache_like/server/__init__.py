@@ -1,10 +1,9 @@
-"""The server: a cache for programs that are not Python, over RESP (the protocol of Redis) and HTTP.
+"""The server: a cache for programs that are not Python, over RESP, the protocol of Redis, and HTTP.
 
-- `values`: keys and values as clients see them, the same for both protocols;
-- `access`: who may do what: passwords, limits;
-- `resp`: the protocol of Redis as bytes; `commands`: what its commands do; `connection`: one client;
-  `tracking`: telling clients which keys have changed;
-- `http`: the application for HTTP, `routes` the table of its operations, `guard` who is let in; `page.html`: what a
-  browser shows;
-- `workers`: sockets, processes, and how they end.
+- `values`: keys and values as clients see them
+- `access`: the password and the limits
+- `resp`, `commands`, `connection`, `tracking`: RESP as bytes, what its commands do, one client, and news of changes
+- `http`, `routes`, `guard`: the application for HTTP, the table of its operations, and who is let in; `page.html` is
+  what a browser shows
+- `sockets`, `workers`: where the server listens, and the processes that serve
 """
