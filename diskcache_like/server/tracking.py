@@ -120,7 +120,7 @@ class Tracking:
             return
         for name in names:
             _, home, store = self._cache._rows.locate(key_of(name))
-            store.shard.present_header()
+            store.shard.ready()
             stamp = store.shard.slots[home % store.shard.slot_prime]
             with self._lock:
                 watch = self._shards[store].watched.setdefault(home % store.shard.slot_prime, _Watch(stamp))

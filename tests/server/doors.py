@@ -16,7 +16,7 @@ from diskcache_like import Cache
 from diskcache_like.server.access import Access
 from diskcache_like.server.connection import RespDoor
 
-PATIENCE = 60.0  # seconds after which a test gives up; no test waits for it to pass
+PATIENCE = 6.0  # seconds after which a test gives up; no test waits for it to pass
 
 T = TypeVar("T")
 
@@ -77,8 +77,10 @@ def open_door(cache: Cache, directory: Path, access: Access | None = None) -> It
     thread.start()
     try:
         opened.run(opened.begin())
-        yield opened
-        opened.run(opened.end())
+        try:
+            yield opened
+        finally:
+            opened.run(opened.end())
     finally:
         opened.loop.call_soon_threadsafe(opened.loop.stop)
         thread.join(PATIENCE)
@@ -96,7 +98,7 @@ def received(plain: socket.socket, size: int) -> bytes:
     found = b""
     while len(found) < size:
         try:
-            piece = plain.recv(size - len(found))
+            piece = plain.recv(min(size - len(found), 1 << 16))
         except ConnectionResetError:
             break
         if not piece:
