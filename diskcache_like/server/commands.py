@@ -29,7 +29,7 @@ from .resp import OK, Failed, Simple, encode
 from .tracking import Tracking
 from .values import NotPlain, content_of, key_of, name_of
 
-VERSION: Final = "7.2.0"  # of Redis, whose commands these are: clients look at it
+VERSION: Final = "7.4.0"  # of Redis; clients take it for what a server can do, such as tracking for redis-py
 SMALL: Final = 16 << 10  # bytes of values that are written, and
 FEW: Final = 50  # keys that are read, on an event loop
 LARGEST: Final = (1 << 63) - 1

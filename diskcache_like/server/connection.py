@@ -53,7 +53,7 @@ class RespDoor:
             for client in list(self.clients):
                 client.drop()
             await self.is_empty.wait()
-        self.tracking.end()
+        await self.tracking.end()
 
 
 class Connection(Client, asyncio.Protocol):

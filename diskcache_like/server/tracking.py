@@ -63,7 +63,7 @@ class _Shard:
         self.watched: dict[int, _Watch] = {}  # by slot
         self.slots: Words | None = None  # which these are in
         self.tick: int | None = None  # of the last write, None if one was under way
-        self.last = 0  # the same for broadcasts, with the rest of what tells which writes can be named:
+        self.last = -1  # the same for broadcasts, with the rest of what tells which writes can be named:
         self.ring: tuple[Any, int] | None = None  # the ring, and its FLOOR
         self.internal = self.flushed = self.head = 0
 
@@ -74,13 +74,12 @@ class Tracking:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._lock = threading.Lock()
-        self._shards: dict[EntryStore, _Shard] = {store: _Shard() for store in cache._shards.stores}
+        self._shards: dict[EntryStore, _Shard] = {}
         self._modes: dict[Client, Sequence[bytes] | None] = {}  # the prefixes of those that broadcasts go to
-        self._watches = 0
-        self._soonest = math.inf  # when the first of all entries that are watched expires
         self._pending: dict[Client, set[bytes] | None] = {}  # None for all keys
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
+        self._forget_all()
 
     # -- who is told --------------------------------------------------------------------------------------------------
 
@@ -142,9 +141,10 @@ class Tracking:
                 self._soonest = min(self._soonest, expire)
 
     def _forget_all(self) -> None:
-        for seen in self._shards.values():
-            seen.watched.clear()
-        self._watches, self._soonest = 0, math.inf
+        """Keep nothing, mapped files included."""
+        self._shards = {store: _Shard() for store in self._cache._shards.stores}
+        self._watches = 0
+        self._soonest = math.inf  # when the first of all entries that are watched expires
 
     # -- what has changed ---------------------------------------------------------------------------------------------
 
@@ -201,8 +201,12 @@ class Tracking:
             return None
         for _ in range(SHARE):
             tick = header[Header.TICK]
+            is_settled = header[Header.SETTLED] == tick  # else this write may not be in the ring yet
             seen.ring, seen.internal = (ring.words, ring.words[Word.FLOOR]), header[Header.INTERNAL]
-            seen.flushed, seen.head, seen.last = ring.words[Word.FLUSHED], ring.words[Word.HEAD], tick
+            seen.flushed, seen.head = ring.words[Word.FLUSHED], ring.words[Word.HEAD]
+            seen.last = tick if is_settled else -1
+            if is_settled and before[-1] == tick:
+                return []
             if not _is_known(before, seen):
                 return None
             try:
@@ -234,7 +238,9 @@ class Tracking:
                 pending.update(names)
 
     def _tell_all_readers(self) -> None:
-        self._forget_all()
+        for seen in self._shards.values():
+            seen.watched.clear()
+        self._watches, self._soonest = 0, math.inf
         for client, prefixes in self._modes.items():
             if prefixes is None:
                 self._tell(client, None)
@@ -269,10 +275,11 @@ class Tracking:
             await asyncio.sleep(max(PERIOD, SHARE * (self._loop.time() - began)))
         self._task = None
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """Look no more."""
         if self._task is not None:
             self._task.cancel()
+            await asyncio.wait([self._task])
 
 
 def _is_known(before: tuple[Any, int, int, int, int], now: _Shard) -> bool:

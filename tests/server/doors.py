@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from diskcache_like import Cache
 from diskcache_like.server.access import Access
 from diskcache_like.server.connection import RespDoor
 
-PATIENCE = 6.0  # seconds after which a test gives up; no test waits for it to pass
+PATIENCE = 60.0  # seconds after which a test gives up; no test waits for it to pass
 
 T = TypeVar("T")
 
@@ -59,7 +61,8 @@ class OpenDoor:
 
     def client(self, **options: Any) -> redis.Redis:
         """Return a client of it."""
-        return redis.Redis(unix_socket_path=str(self.path), **{"protocol": 3, "socket_timeout": PATIENCE, **options})
+        usual = {"protocol": 3, "socket_timeout": PATIENCE, "retry": Retry(NoBackoff(), 0)}
+        return redis.Redis(unix_socket_path=str(self.path), **{**usual, **options})
 
     def connect(self) -> socket.socket:
         """Return a plain socket."""

@@ -95,7 +95,7 @@ def test_a_client_that_does_not_read_stops_being_served(cache: Cache, tmp_path: 
             while sent < 100 << 20:  # which the kernel has no room for: the door reads no more
                 sent += slow.send(request)
         assert exchange(other, b"PING\r\n", len(PONG)) == PONG
-        client = next(each for each in door.door.clients if each.commands > 1)
+        client = awaited(lambda: next((each for each in door.door.clients if each._is_full), None))
         waits = door.call(lambda: client._transport.get_write_buffer_size())
         assert waits < 3 << 20
         slow.settimeout(60)

@@ -88,10 +88,8 @@ def test_what_was_not_read_is_not_told(door: OpenDoor, cache: Cache) -> None:
 
 def test_broadcasts_name_keys_with_a_prefix_that_nobody_knew(door: OpenDoor, cache: Cache) -> None:
     with tracked(door, b"BCAST", b"PREFIX", b"user:") as plain, Cache(cache.directory) as other:
-        other["user:0"] = b"1"  # what waited in the buffer first is told of as all
-        received(plain, 1)
-        awaited(lambda: not door.door.tracking._pending)
-        drained(door, plain)
+        other["user:0"] = b"1"  # the first after all was flushed might have gone to the database
+        assert received(plain, len(ALL)) == ALL
         other["page:1"] = b"1"
         other["user:1"] = b"1"
         other.delete("user:1")
@@ -103,14 +101,6 @@ def test_broadcasts_name_keys_with_a_prefix_that_nobody_knew(door: OpenDoor, cac
         assert received(plain, len(ALL)) == ALL
 
 
-def drained(door: OpenDoor, plain: socket.socket) -> None:
-    """Read what was sent so far."""
-    plain.sendall(b"ECHO drained\r\n")
-    found = b""
-    while not found.endswith(b"$7\r\ndrained\r\n"):
-        found += received(plain, 1)
-
-
 def test_another_process_is_heard(door: OpenDoor, cache: Cache) -> None:
     cache["k"] = b"1"
     with tracked(door) as reads, tracked(door, b"BCAST") as listens:
@@ -118,7 +108,7 @@ def test_another_process_is_heard(door: OpenDoor, cache: Cache) -> None:
         script = "import sys; from diskcache_like import Cache; Cache(sys.argv[1])['k'] = b'2'"
         subprocess.run([sys.executable, "-c", script, cache.directory], check=True, timeout=PATIENCE)
         assert received(reads, len(told(b"k"))) == told(b"k")
-        assert received(listens, 26) in (told(b"k")[:26], ALL[:26])
+        assert received(listens, 24) in (told(b"k")[:24], ALL)
 
 
 def test_an_expiry_is_told(door: OpenDoor, cache: Cache) -> None:
@@ -200,7 +190,7 @@ def test_what_cannot_be_tracked_is_refused(door: OpenDoor) -> None:
 
 
 def test_the_cache_of_redis_py_is_coherent(door: OpenDoor, cache: Cache) -> None:
-    with door.client(cache_config=CacheConfig()) as client:
+    with redis.Redis(port=door.port, protocol=3, cache_config=CacheConfig()) as client:
         for number in range(50):
             client.set("k", number)
             assert client.get("k") == client.get("k") == b"%d" % number
