@@ -55,7 +55,7 @@ class Client:
         self.access = access
         self.others = others  # all clients of the door, this one among them
         self.tracking = tracking
-        self.number = next(_ids)
+        self.number: int = next(_ids)
         self.began = time.monotonic()
         self.peer = self.local = ""
         self.libraries: dict[str, str] = {}
@@ -74,7 +74,7 @@ class Client:
         """Let the client use commands."""
         self.is_admitted = True
 
-    def push(self, message: Any) -> None:
+    def push(self, message: bytes) -> None:
         """Send what the client has not asked for just now."""
         raise NotImplementedError
 
@@ -289,7 +289,7 @@ def _select(_: Client, words: Words) -> Any:
 
 
 command("echo", 2)(lambda _, words: words[1])
-command("client|id", 2)(lambda client, _: client.number)
+command("client|id", 2)(lambda client, _: int(client.number))
 command("client|getname", 2)(lambda client, _: client.name or None)
 command("client|no-evict client|no-touch", 3)(lambda _, __: OK)  # nothing is done to a client, or by it
 command("client|info", 2)(lambda client, _: f"{client.described()}\n")

@@ -183,6 +183,8 @@ class Connection(Client, asyncio.Protocol):
     def _answer(self, replies: list[bytes], is_all: bool, error: ProtocolError | None) -> None:
         """Write replies, and go on with what is left."""
         if replies:
+            if self.is_tracking:  # in one piece, so that a client which has read its reply has read this, too
+                replies.append(self.tracking.message(self))
             self._write(b"".join(replies))
             self.tracking.deliver()
         if isinstance(error, NotRedis):
@@ -223,10 +225,10 @@ class Connection(Client, asyncio.Protocol):
         if self._task is not None:
             self._task.cancel()
 
-    def push(self, message: Any) -> None:
+    def push(self, message: bytes) -> None:
         """Send what the client has not asked for just now; one that does not read is dropped."""
         if not self._transport.is_closing():
-            self._write(encode(message, self.version))
+            self._write(message)
             if self._transport.get_write_buffer_size() > self.access.limits.output:
                 self.drop()
 

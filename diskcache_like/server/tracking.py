@@ -23,7 +23,7 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ..cache import Cache
@@ -32,7 +32,7 @@ from ..coherence.ring import Word
 from ..errors import CacheError, DecodeError
 from ..storage.interface import EntryStore
 from ..storage.store import Store
-from .resp import Failed, Push
+from .resp import Failed, Push, encode
 from .values import key_of, name_of
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ class Tracking:
         self._shards: dict[EntryStore, _Shard] = {}
         self._modes: dict[Client, Sequence[bytes] | None] = {}  # the prefixes of those that broadcasts go to
         self._pending: dict[Client, set[bytes] | None] = {}  # None for all keys
+        self._watches, self._soonest = 0, math.inf  # how many; and when the first of these entries expires
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._forget_all()
@@ -143,8 +144,7 @@ class Tracking:
     def _forget_all(self) -> None:
         """Keep nothing, mapped files included."""
         self._shards = {store: _Shard() for store in self._cache._shards.stores}
-        self._watches = 0
-        self._soonest = math.inf  # when the first of all entries that are watched expires
+        self._watches, self._soonest = 0, math.inf
 
     # -- what has changed ---------------------------------------------------------------------------------------------
 
@@ -247,6 +247,12 @@ class Tracking:
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
+    def message(self, client: Client) -> bytes:
+        """Return what a client is to be told, for the end of its replies; nothing if there is nothing."""
+        with self._lock:
+            names = self._pending.pop(client, ())
+        return b"" if names == () else _invalidation(names)
+
     def deliver(self) -> None:
         """Send what clients are to be told; on the loop, between replies."""
         if not self._pending:
@@ -254,7 +260,7 @@ class Tracking:
         with self._lock:
             pending, self._pending = self._pending, {}
         for client, names in pending.items():
-            client.push(Push(["invalidate", None if names is None else list(names)]))
+            client.push(_invalidation(names))
 
     def _begin(self) -> None:
         if self._task is None and self._modes:
@@ -280,6 +286,10 @@ class Tracking:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+
+
+def _invalidation(names: Collection[bytes] | None) -> bytes:
+    return encode(Push(["invalidate", None if names is None else list(names)]), 3)
 
 
 def _is_known(before: tuple[Any, int, int, int, int], now: _Shard) -> bool:

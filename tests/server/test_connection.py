@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -52,21 +53,20 @@ def test_what_would_block_goes_to_a_thread_and_keeps_its_order(door: OpenDoor, c
 
 def test_a_command_that_waits_holds_up_nobody_else(tmp_path: Path) -> None:
     caches = [Cache(tmp_path / "cache") for _ in range(2)]
-    with caches[0], caches[1] as writer, open_door(caches[0], tmp_path) as door:
-        with door.connect() as waits, door.connect() as other:
-            with writer.transact():
-                writer["k"] = b"before"
-                waits.sendall(packed([b"SET", b"k", b"after"]) + packed([b"GET", b"k"]))
-                for _ in range(100):
-                    assert exchange(other, b"PING\r\n", len(PONG)) == PONG
-            assert received(waits, 5 + 11) == b"+OK\r\n$5\r\nafter\r\n"
+    with caches[0], caches[1] as writer, open_door(caches[0], tmp_path) as door, door.connect() as waits:
+        with writer.transact(), door.connect() as other:
+            writer["k"] = b"before"
+            waits.sendall(packed([b"SET", b"k", b"after"]) + packed([b"GET", b"k"]))
+            for _ in range(100):
+                assert exchange(other, b"PING\r\n", len(PONG)) == PONG
+        assert received(waits, 5 + 11) == b"+OK\r\n$5\r\nafter\r\n"
 
 
 def test_others_have_their_turn_during_a_long_pipeline(door: OpenDoor, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second client is answered while the first one's commands are not all carried out."""
     seen: list[bytes] = []
 
-    def echo(_: object, words: list[bytes]) -> bytes:
+    def echo(_: object, words: Sequence[bytes]) -> bytes:
         seen.append(words[1])
         return words[1]
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -128,7 +129,7 @@ def test_a_change_by_a_client_is_told_with_the_reply(door: OpenDoor, cache: Cach
 def test_a_read_that_races_a_write_is_told(door: OpenDoor, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """The write comes after the value was read and before the reply was sent."""
     cache["k"] = b"1"
-    get = cache.get
+    get: Any = cache.get
 
     def racing(*arguments: object) -> object:
         value = get(*arguments)
