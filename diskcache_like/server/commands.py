@@ -24,6 +24,7 @@ from ..entries.loading import ENOVAL
 from ..entries.row_codec import KEEP, with_expiry
 from ..errors import CacheError
 from ..system.blocking import may_block
+from ..system.signals import reraise_signal
 from .access import Access
 from .resp import OK, Failed, Simple, encode
 from .tracking import Tracking
@@ -163,7 +164,8 @@ def carry_out(client: Client, words: Words) -> bytes:
         reply = encode(Failed(WRONG_TYPE), client.version)
     except CacheError as error:
         reply = encode(Failed(f"ERR {type(error).__name__}: {error}"), client.version)
-    except Exception:
+    except Exception as error:
+        reraise_signal(error)
         _log.exception("a command failed: %r", words[0])
         reply = encode(Failed("ERR internal error; the server's log has it"), client.version)
     client.commands += 1
@@ -329,7 +331,7 @@ def _client_tracking(client: Client, words: Words) -> Any:
         option = rest.pop(0).upper()
         if option == b"PREFIX" and rest:
             prefixes.append(rest.pop(0))
-        elif option in (b"BCAST", b"NOLOOP"):
+        elif option in (b"BCAST", b"NOLOOP"):  # a client is told of its own changes all the same: nobody knows whose
             options.add(option)
         elif option in (b"REDIRECT", b"OPTIN", b"OPTOUT"):
             raise Failed(f"ERR {_text(option)} is not supported: use RESP 3 and the default mode, or BCAST")

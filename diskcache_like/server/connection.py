@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from ..cache import Cache
 from ..system.blocking import WouldBlock
@@ -91,8 +91,8 @@ class Connection(Client, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin with a client, unless there are too many."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is of no such class
+        transport = self._transport
         self._loop = asyncio.get_running_loop()
         door, limits = self._door, self.access.limits
         if door.is_ending or len(door.clients) >= limits.clients:

@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Any, Final
 from ..cache import Cache
 from ..coherence.generations import Header, Words
 from ..coherence.ring import Word
-from ..errors import CacheError, DecodeError
+from ..errors import DecodeError
 from ..storage.interface import EntryStore
 from ..storage.store import Store
+from ..system.signals import reraise_signal
 from .resp import Failed, Push, encode
 from .values import key_of, name_of
 
@@ -53,7 +54,7 @@ class _Watch:
     def __init__(self, stamp: int) -> None:
         self.stamp = stamp  # before the first of these reads
         self.expire = math.inf  # when the first of the entries expires
-        self.readers: dict[bytes, set[Client]] = {}
+        self.readers: dict[bytes, set[int]] = {}  # the numbers of clients, some of which may be gone
 
 
 class _Shard:
@@ -76,6 +77,7 @@ class Tracking:
         self._lock = threading.Lock()
         self._shards: dict[EntryStore, _Shard] = {}
         self._modes: dict[Client, Sequence[bytes] | None] = {}  # the prefixes of those that broadcasts go to
+        self._numbered: dict[int, Client] = {}
         self._pending: dict[Client, set[bytes] | None] = {}  # None for all keys
         self._watches, self._soonest = 0, math.inf  # how many; and when the first of these entries expires
         self._loop = asyncio.get_running_loop()
@@ -96,6 +98,7 @@ class Tracking:
                     self._written(store, self._shards[store])  # what is written from here on is new
             before = self._modes.get(client)
             self._modes[client] = None if prefixes is None else [*(before or []), *prefixes]
+            self._numbered[client.number] = client
         client.is_tracking = True
         self._loop.call_soon_threadsafe(self._begin)
 
@@ -104,6 +107,7 @@ class Tracking:
         with self._lock:
             client.is_tracking = False
             self._modes.pop(client, None)
+            self._numbered.pop(client.number, None)
             self._pending.pop(client, None)
             if not self._modes:
                 self._forget_all()
@@ -125,8 +129,8 @@ class Tracking:
             with self._lock:
                 watch = self._shards[store].watched.setdefault(home % store.shard.slot_prime, _Watch(stamp))
                 readers = watch.readers.setdefault(name, set())
-                self._watches += client not in readers
-                readers.add(client)
+                self._watches += client.number not in readers
+                readers.add(client.number)
         if self._watches > MOST:
             with self._lock:
                 self._tell_all_readers()
@@ -190,8 +194,8 @@ class Tracking:
             del seen.watched[number]
             for name, readers in watch.readers.items():
                 self._watches -= len(readers)
-                for reader in readers:
-                    self._tell(reader, (name,))
+                for client in filter(None, map(self._numbered.get, readers)):
+                    self._tell(client, (name,))
 
     def _written(self, store: Store, seen: _Shard) -> list[bytes] | None:
         """Return the keys that were written since the last call, None if they cannot be named."""
@@ -232,7 +236,7 @@ class Tracking:
         """Note what a client is to be told; None for all keys."""
         if names is None:
             self._pending[client] = None
-        elif names and client in self._modes:
+        elif names:
             pending = self._pending.setdefault(client, set())
             if pending is not None:
                 pending.update(names)
@@ -272,7 +276,8 @@ class Tracking:
             began = self._loop.time()
             try:
                 await threads.attempt(self._look, False)
-            except CacheError:
+            except Exception as error:
+                reraise_signal(error)
                 _log.exception("looking for changed keys failed")
                 with self._lock:
                     self._tell_all_readers()

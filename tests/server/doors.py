@@ -26,11 +26,11 @@ T = TypeVar("T")
 class OpenDoor:
     """A RESP door that listens on a Unix socket and on a port."""
 
-    def __init__(self, cache: Cache, access: Access, path: Path) -> None:
+    def __init__(self, cache: Cache, access: Access, path: Path, loop: asyncio.AbstractEventLoop) -> None:
         self.cache = cache
         self.access = access
         self.path = path
-        self.loop = asyncio.new_event_loop()
+        self.loop = loop
 
     async def begin(self) -> None:
         """Listen."""
@@ -73,9 +73,14 @@ class OpenDoor:
 
 
 @contextmanager
-def open_door(cache: Cache, directory: Path, access: Access | None = None) -> Iterator[OpenDoor]:
+def open_door(
+    cache: Cache,
+    directory: Path,
+    access: Access | None = None,
+    loop_of: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> Iterator[OpenDoor]:
     """Serve a cache for a with-block."""
-    opened = OpenDoor(cache, access or Access(), directory / "door")
+    opened = OpenDoor(cache, access or Access(), directory / "door", loop_of())
     thread = threading.Thread(target=opened.loop.run_forever)
     thread.start()
     try:

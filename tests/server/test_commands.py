@@ -83,7 +83,8 @@ class Peer:
     """A server that is asked command by command."""
 
     def __init__(self, path: Path, version: int) -> None:
-        self._connection: Any = UnixDomainSocketConnection(path=str(path), protocol=version, socket_timeout=PATIENCE)  # type: ignore[abstract, no-untyped-call]
+        kind: Any = UnixDomainSocketConnection
+        self._connection = kind(path=str(path), protocol=version, socket_timeout=PATIENCE)
         self._connection.connect()
 
     def ask(self, words: list[bytes]) -> Any:

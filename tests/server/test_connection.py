@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import socket
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,21 @@ from .doors import OpenDoor, exchange, open_door, received, until_closed
 from .test_resp import packed
 
 PONG = b"+PONG\r\n"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def what_uvloop_keeps() -> None:
+    """Let uvloop open what it keeps for good, before leaks are looked for."""
+    with suppress(ImportError):
+        importlib.import_module("uvloop").new_event_loop().close()
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def door(cache: Cache, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[OpenDoor]:
+    """Return a door on either kind of loop."""
+    loop_of = pytest.importorskip(request.param).new_event_loop
+    with open_door(cache, tmp_path, loop_of=loop_of) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize("version", [2, 3])

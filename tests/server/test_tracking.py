@@ -15,6 +15,7 @@ import redis
 from redis.cache import CacheConfig
 
 from diskcache_like import Cache
+from diskcache_like.coherence.generations import Header
 from diskcache_like.server import tracking
 
 from .doors import PATIENCE, OpenDoor, exchange, open_door, received
@@ -142,6 +143,56 @@ def test_a_read_that_races_a_write_is_told(door: OpenDoor, cache: Cache, monkeyp
         plain.sendall(packed([b"GET", b"k"]))
         assert received(plain, 7) == b"$1\r\n1\r\n"
         assert received(plain, len(told(b"k"))) == told(b"k")
+
+
+def test_a_write_that_a_look_meets_half_done_is_looked_at_again(door: OpenDoor, cache: Cache) -> None:
+    with tracked(door) as plain:
+        read(plain, b"k")
+        shard = cache._shards.stores[0].shard
+        _, home, _ = cache._rows.locate("k")
+        look, header, slot = door.door.tracking._look, shard.header, shard.slot_of(home)
+
+        def write_in_two_steps() -> None:  # what a writer does, the look in between included
+            tick = header[Header.TICK] = header[Header.TICK] + 1
+            look()
+            shard.slots[slot] = 2 * tick + 2
+            header[Header.SETTLED] = tick
+            look()
+            door.door.tracking.deliver()
+
+        door.call(write_in_two_steps)
+        assert received(plain, len(told(b"k"))) == told(b"k")
+
+
+def test_a_client_that_left_is_not_remembered(door: OpenDoor, cache: Cache) -> None:
+    with tracked(door) as stays:
+        read(stays, b"other")
+        for _ in range(3):
+            with tracked(door) as plain:
+                read(plain, b"k")
+        awaited(lambda: len(door.door.tracking._modes) == 1)
+        assert {
+            type(each)
+            for shard in door.door.tracking._shards.values()
+            for watch in shard.watched.values()
+            for readers in watch.readers.values()
+            for each in readers
+        } == {int}
+        cache["k"] = b"1"
+        cache["other"] = b"1"
+        assert received(stays, len(told(b"other"))) == told(b"other")
+
+
+def test_a_look_that_fails_is_told_as_all(door: OpenDoor, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tracked(door) as plain, tracked(door, b"BCAST") as listens:
+        read(plain, b"k")
+
+        def fail() -> None:
+            monkeypatch.undo()
+            raise IndexError
+
+        monkeypatch.setattr(door.door.tracking, "_look", fail)
+        assert received(plain, len(ALL)) == received(listens, len(ALL)) == ALL
 
 
 def test_nobody_is_told_any_more(door: OpenDoor, cache: Cache) -> None:
