@@ -96,6 +96,7 @@ def test_nothing_else_is_raised_and_little_is_kept(pieces: list[bytes], most: in
         (b"*1\r\n:3\r\n", r"expected '\$', got ':'"),
         (b"*1\r\nx", r"expected '\$', got 'x'"),
         (b"*1\r\n$1\r\nabc", "invalid bulk length"),
+        (b"*1\r\n$1\r\nab\n", "invalid bulk length"),
         (b"x" * LINE, "too big inline request"),
         (b'PING "\r\n', "unbalanced quotes"),
         (b'PING "a"b\r\n', "unbalanced quotes"),

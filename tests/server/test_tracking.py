@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import socket
 import subprocess
 import sys
@@ -17,6 +19,7 @@ from redis.cache import CacheConfig
 from diskcache_like import Cache
 from diskcache_like.coherence.generations import Header
 from diskcache_like.server import tracking
+from diskcache_like.server.tracking import Tracking
 
 from .doors import PATIENCE, OpenDoor, exchange, open_door, received
 from .test_connection import awaited
@@ -103,6 +106,71 @@ def test_broadcasts_name_keys_with_a_prefix_that_nobody_knew(door: OpenDoor, cac
         assert received(plain, len(ALL)) == ALL
 
 
+def small(cache: Cache, chance: random.Random, name: str) -> None:
+    cache[name] = b"1"
+
+
+WRITES: list[Callable[[Cache, random.Random, str], object]] = [
+    small,
+    small,
+    small,
+    lambda cache, chance, name: cache.delete(name),
+    lambda cache, chance, name: cache.touch(name, chance.randrange(50, 100)),
+    lambda cache, chance, name: cache.set(name, b"x" * 20_000),
+    lambda cache, chance, name: cache.set(name, b"x" * 50_000),
+    lambda cache, chance, name: cache.set(name, b"1", tag="tag"),
+    lambda cache, chance, name: cache.evict("tag"),
+    lambda cache, chance, name: cache.set_many({name: b"1", f"{name}{name}": b"2"}),
+    lambda cache, chance, name: cache.flush(),
+    lambda cache, chance, name: list(cache),
+    lambda cache, chance, name: cache.pop(name),
+    lambda cache, chance, name: cache.set("n", 1) and cache.incr("n"),
+]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_broadcasts_leave_nothing_out(tmp_path: Path, seed: int) -> None:
+    """Whatever two handles do between two looks, each key that changed is named, or all are."""
+    chance = random.Random(seed)
+    names = [f"k{number}" for number in range(6)]
+    every = [*names, *(name * 2 for name in names), "n"]
+
+    async def run() -> int:
+        with Cache(tmp_path) as cache, Cache(tmp_path) as other:
+            seen, found = tracking._Shard(), Tracking(cache)
+            store = cache._shards.stores[0]
+            found._written(store, seen)
+            named = 0
+            for _ in range(300):
+                before = {name: other.get_entry(name) for name in every}
+                for _ in range(chance.choice((1, 1, 1, 2, 3))):
+                    chance.choice(WRITES)(chance.choice((cache, other)), chance, chance.choice(names))
+                changed = {name.encode() for name in every if other.get_entry(name) != before[name]}
+                told_of = found._written(store, seen)
+                assert told_of is None or changed <= set(told_of)
+                named += bool(changed) and told_of is not None
+            return named
+
+    assert asyncio.run(run()) > 20
+
+
+def test_a_broadcast_that_meets_a_write_half_done_is_completed(tmp_path: Path) -> None:
+    async def run() -> None:
+        with Cache(tmp_path) as cache:
+            seen, found = tracking._Shard(), Tracking(cache)
+            store = cache._shards.stores[0]
+            cache["before"] = b"1"
+            found._written(store, seen)
+            store.shard.header[Header.TICK] += 1  # the tick is counted first,
+            found._written(store, seen)
+            store.shard.header[Header.TICK] -= 1
+            cache["k"] = b"1"  # and the record is there later
+            told_of = found._written(store, seen)
+            assert told_of is None or b"k" in told_of
+
+    asyncio.run(run())
+
+
 def test_another_process_is_heard(door: OpenDoor, cache: Cache) -> None:
     cache["k"] = b"1"
     with tracked(door) as reads, tracked(door, b"BCAST") as listens:
@@ -123,8 +191,13 @@ def test_an_expiry_is_told(door: OpenDoor, cache: Cache) -> None:
 def test_a_change_by_a_client_is_told_with_the_reply(door: OpenDoor, cache: Cache) -> None:
     with tracked(door) as plain:
         read(plain, b"k")
+        (client,) = door.door.clients
+        written: list[bytes] = []
+        write = client._write
+        client._write = lambda data: (written.append(data), write(data))[1]  # type: ignore[method-assign, func-returns-value]
         plain.sendall(packed([b"SET", b"k", b"1"]))
         assert received(plain, 5 + len(told(b"k"))) == b"+OK\r\n" + told(b"k")
+        assert len(written) == 1  # or the client could read the one, and use what it has before the other comes
 
 
 def test_a_read_that_races_a_write_is_told(door: OpenDoor, cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
