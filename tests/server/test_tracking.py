@@ -154,6 +154,24 @@ def test_broadcasts_leave_nothing_out(tmp_path: Path, seed: int) -> None:
     assert asyncio.run(run()) > 20
 
 
+@pytest.mark.parametrize(
+    ("floor", "flushed", "internal", "known"),
+    [
+        (100, 100, 1, True),
+        (100, 100, 2, False),  # an eviction, while something waited, leaves FLOOR as it was
+        (90, 100, 2, True),  # a flush
+        (90, 201, 2, False),  # what was written before it is not in the ring any more
+        (200, 100, 1, False),
+    ],
+)
+def test_what_a_broadcast_must_know(floor: int, flushed: int, internal: int, known: bool) -> None:
+    ring, now = object(), tracking._Shard()
+    now.ring, now.internal, now.flushed = (ring, floor), internal, flushed
+    assert tracking._is_known(((ring, floor), 1, 100, 200, 5), now) is known
+    assert not tracking._is_known(((object(), floor), 1, 100, 200, 5), now)
+    assert not tracking._is_known(((ring, floor - 1), 1, 100, 200, 5), now)
+
+
 def test_a_broadcast_that_meets_a_write_half_done_is_completed(tmp_path: Path) -> None:
     async def run() -> None:
         with Cache(tmp_path) as cache:
