@@ -19,6 +19,7 @@ from redis.cache import CacheConfig
 from diskcache_like import Cache
 from diskcache_like.coherence.generations import Header
 from diskcache_like.server import tracking
+from diskcache_like.server.access import Access, Limits
 from diskcache_like.server.tracking import Tracking
 
 from .doors import PATIENCE, OpenDoor, exchange, open_door, received
@@ -284,6 +285,19 @@ def test_a_look_that_fails_is_told_as_all(door: OpenDoor, cache: Cache, monkeypa
 
         monkeypatch.setattr(door.door.tracking, "_look", fail)
         assert received(plain, len(ALL)) == received(listens, len(ALL)) == ALL
+
+
+def test_a_client_that_does_not_read_what_it_is_told_is_dropped(cache: Cache, tmp_path: Path) -> None:
+    limited = open_door(cache, tmp_path, Access(limits=Limits(output=1 << 16)))
+    with limited as door, tracked(door, b"BCAST"), door.client() as client:
+        names = [f"{number}".rjust(1000, "x") for number in range(1000)]
+
+        def is_dropped() -> bool:
+            for name in names:
+                client.set(name, b"1")
+            return not door.door.tracking._modes
+
+        awaited(is_dropped)
 
 
 def test_nobody_is_told_any_more(door: OpenDoor, cache: Cache) -> None:
