@@ -24,12 +24,13 @@ from ..entries.loading import ENOVAL
 from ..entries.row_codec import KEEP, with_expiry
 from ..errors import CacheError
 from ..system.blocking import may_block
+from ..system.signals import reraise_signal
 from .access import Access
 from .resp import OK, Failed, Simple, encode
 from .tracking import Tracking
 from .values import NotPlain, content_of, key_of, name_of
 
-VERSION: Final = "7.2.0"  # of Redis, whose commands these are: clients look at it
+VERSION: Final = "7.4.0"  # of Redis; clients take it for what a server can do, such as tracking for redis-py
 SMALL: Final = 16 << 10  # bytes of values that are written, and
 FEW: Final = 50  # keys that are read, on an event loop
 LARGEST: Final = (1 << 63) - 1
@@ -55,7 +56,7 @@ class Client:
         self.access = access
         self.others = others  # all clients of the door, this one among them
         self.tracking = tracking
-        self.id = next(_ids)
+        self.number: int = next(_ids)
         self.began = time.monotonic()
         self.peer = self.local = ""
         self.libraries: dict[str, str] = {}
@@ -74,7 +75,7 @@ class Client:
         """Let the client use commands."""
         self.is_admitted = True
 
-    def push(self, message: Any) -> None:
+    def push(self, message: bytes) -> None:
         """Send what the client has not asked for just now."""
         raise NotImplementedError
 
@@ -83,7 +84,7 @@ class Client:
         libraries = " ".join(f"{name}={self.libraries.get(name, '')}" for name in ("lib-name", "lib-ver"))
         age, flags = int(time.monotonic() - self.began), "t" if self.is_tracking else "N"
         return (
-            f"id={self.id} addr={self.peer} laddr={self.local} name={self.name.decode()} age={age} idle=0"
+            f"id={self.number} addr={self.peer} laddr={self.local} name={self.name.decode()} age={age} idle=0"
             f" flags={flags} db=0 user=default {libraries} resp={self.version} tot-cmds={self.commands}"
         )
 
@@ -119,21 +120,24 @@ class Command(NamedTuple):
 
 
 COMMANDS: Final[dict[bytes, Command]] = {}
-_CONTAINERS: Final = frozenset({b"CLIENT", b"COMMAND", b"CONFIG"})
+_CONTAINERS: Final[dict[bytes, dict[bytes, Command]]] = {b"CLIENT": {}, b"COMMAND": {}, b"CONFIG": {}}
 ONE, ALL, PAIRS = (1, 1, 1), (1, -1, 1), (1, -1, 2)
 
 
-def command(name: str, arity: int, *others: Any, **options: Any) -> Callable[[Function], Function]:
-    """Enter a function into the table; `name|word` for one whose first argument is that word."""
+def command(names: str, arity: int, *others: Any, **options: Any) -> Callable[[Function], Function]:
+    """Enter a function into the table, for each of the names; `name|word` if the first argument has to be that word."""
 
     def enter(function: Function) -> Function:
-        COMMANDS[name.upper().encode()] = Command(name, function, arity, *others, **options)
+        for name in names.split():
+            first, bar, word = name.upper().encode().partition(b"|")
+            table, entry = (_CONTAINERS[first], word) if bar else (COMMANDS, first)
+            table[entry] = Command(name.rstrip("|"), function, arity, *others, **options)
         return function
 
     return enter
 
 
-# -- carrying out ---------------------------------------------------------------------------------------------------------
+# -- carrying out -----------------------------------------------------------------------------------------------------
 
 
 def carry_out(client: Client, words: Words) -> bytes:
@@ -160,7 +164,8 @@ def carry_out(client: Client, words: Words) -> bytes:
         reply = encode(Failed(WRONG_TYPE), client.version)
     except CacheError as error:
         reply = encode(Failed(f"ERR {type(error).__name__}: {error}"), client.version)
-    except Exception:
+    except Exception as error:
+        reraise_signal(error)
         _log.exception("a command failed: %r", words[0])
         reply = encode(Failed("ERR internal error; the server's log has it"), client.version)
     client.commands += 1
@@ -175,15 +180,15 @@ def is_write(words: Words) -> bool:
 
 def _command_of(words: Words) -> Command:
     name = words[0].upper()
-    if name in _CONTAINERS and (len(words) > 1 or name not in COMMANDS):
-        if len(words) == 1:
+    if name in _CONTAINERS:
+        found = _CONTAINERS[name].get(words[1].upper() if len(words) > 1 else b"")
+        if found is None and len(words) == 1:
             raise Failed(f"ERR wrong number of arguments for '{_text(name).lower()}' command")
-        found = COMMANDS.get(name + b"|" + words[1].upper())
         if found is None:
             raise Failed(f"ERR unknown subcommand '{_text(words[1][:128])}'. Try {_text(name)} HELP.")
         return found
     found = COMMANDS.get(name)
-    if found is None or b"|" in name:
+    if found is None:
         shown = "".join(f"'{_text(word[:128])}' " for word in words[1:20])
         raise Failed(f"ERR unknown command '{_text(words[0][:128])}', with args beginning with: {shown[:128]}")
     return found
@@ -201,7 +206,7 @@ def integer(word: bytes, problem: str = NO_INTEGER) -> int:
     return number
 
 
-# -- the connection -------------------------------------------------------------------------------------------------------
+# -- the connection ---------------------------------------------------------------------------------------------------
 
 
 @command("hello", -1, is_free=True)
@@ -213,13 +218,14 @@ def _hello(client: Client, words: Words) -> Any:
             raise Failed("NOPROTO unsupported protocol version")
     name, rest = client.name, list(words[2:])
     while rest:
-        option = rest.pop(0).upper()
+        word = rest.pop(0)
+        option = word.upper()
         if option == b"AUTH" and len(rest) >= 2:
             _authenticate(client, rest.pop(0), rest.pop(0))
         elif option == b"SETNAME" and rest:
             name = _checked_name(rest.pop(0), "names")
         else:
-            raise Failed(f"ERR Syntax error in HELLO option '{_text(option).lower()}'")
+            raise Failed(f"ERR Syntax error in HELLO option '{_text(word)}'")
     if not client.is_admitted:
         raise Failed(
             "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user>"
@@ -231,7 +237,7 @@ def _hello(client: Client, words: Words) -> Any:
         "server": "redis",
         "version": VERSION,
         "proto": version,
-        "id": client.id,
+        "id": client.number,
         "mode": "standalone",
         "role": "master",
         "modules": [],
@@ -277,11 +283,6 @@ def _ping(_: Client, words: Words) -> Any:
     return words[1] if len(words) > 1 else Simple(b"PONG")
 
 
-@command("echo", 2)
-def _echo(_: Client, words: Words) -> Any:
-    return words[1]
-
-
 @command("select", 2)
 def _select(_: Client, words: Words) -> Any:
     if integer(words[1], NO_INTEGER) != 0:
@@ -289,14 +290,11 @@ def _select(_: Client, words: Words) -> Any:
     return OK
 
 
-@command("client|id", 2)
-def _client_id(client: Client, _: Words) -> Any:
-    return client.id
-
-
-@command("client|getname", 2)
-def _client_getname(client: Client, _: Words) -> Any:
-    return client.name or None
+command("echo", 2)(lambda _, words: words[1])
+command("client|id", 2)(lambda client, _: int(client.number))
+command("client|getname", 2)(lambda client, _: client.name or None)
+command("client|no-evict client|no-touch", 3)(lambda _, __: OK)  # nothing is done to a client, or by it
+command("client|info", 2)(lambda client, _: f"{client.described()}\n")
 
 
 @command("client|setname", 3)
@@ -322,31 +320,18 @@ def _checked_name(name: bytes, what: str) -> bytes:
 
 @command("client|list", -2)
 def _client_list(client: Client, _: Words) -> Any:
-    return "".join(f"{other.described()}\n" for other in sorted(client.others, key=lambda other: other.id))
-
-
-@command("client|info", 2)
-def _client_info(client: Client, _: Words) -> Any:
-    return f"{client.described()}\n"
-
-
-@command("client|no-evict", 3)
-@command("client|no-touch", 3)
-def _client_no(_: Client, words: Words) -> Any:
-    if words[2].upper() not in (b"ON", b"OFF"):
-        raise Failed(SYNTAX)
-    return OK
+    return "".join(f"{other.described()}\n" for other in sorted(client.others, key=lambda other: other.number))
 
 
 @command("client|tracking", -3)
 def _client_tracking(client: Client, words: Words) -> Any:
-    switch, rest = words[2].upper(), [word for word in words[3:]]
+    switch, rest = words[2].upper(), list(words[3:])
     prefixes, options = [], set()
     while rest:
         option = rest.pop(0).upper()
         if option == b"PREFIX" and rest:
             prefixes.append(rest.pop(0))
-        elif option in (b"BCAST", b"NOLOOP"):
+        elif option in (b"BCAST", b"NOLOOP"):  # a client is told of its own changes all the same: nobody knows whose
             options.add(option)
         elif option in (b"REDIRECT", b"OPTIN", b"OPTOUT"):
             raise Failed(f"ERR {_text(option)} is not supported: use RESP 3 and the default mode, or BCAST")
@@ -372,29 +357,21 @@ def _client_trackinginfo(client: Client, _: Words) -> Any:
     return {"flags": flags, "redirect": 0 if client.is_tracking else -1, "prefixes": prefixes or []}
 
 
-# -- the server -----------------------------------------------------------------------------------------------------------
+# -- the server -------------------------------------------------------------------------------------------------------
 
 
-@command("command", -1)
+@command("command|", -1)
 def _command(_: Client, __: Words) -> Any:
-    return [_told(each) for each in COMMANDS.values() if "|" not in each.name]
+    return [_told(each) for each in COMMANDS.values()]
 
 
-@command("command|count", 2)
-def _command_count(client: Client, words: Words) -> Any:
-    return len(_command(client, words))
-
-
-@command("command|docs", -2)
-def _command_docs(_: Client, __: Words) -> Any:
-    return {}
+command("command|count", 2)(lambda _, __: len(COMMANDS))
+command("command|docs", -2)(lambda _, __: {})
 
 
 @command("command|info", -2)
-def _command_info(client: Client, words: Words) -> Any:
-    if len(words) == 2:
-        return _command(client, words)
-    found = [COMMANDS.get(name.upper()) for name in words[2:]]
+def _command_info(_: Client, words: Words) -> Any:
+    found = [COMMANDS.get(name.upper()) for name in words[2:] or COMMANDS]
     return [None if each is None else _told(each) for each in found]
 
 
@@ -425,7 +402,7 @@ def _config_get(client: Client, words: Words) -> Any:
 def _info(client: Client, words: Words) -> Any:
     may_block()
     metrics = client.cache.metrics()
-    sections = {
+    sections: dict[str, dict[str, Any]] = {
         "server": {
             "redis_version": VERSION,
             "redis_mode": "standalone",
@@ -453,13 +430,10 @@ def _info(client: Client, words: Words) -> Any:
     )
 
 
-@command("dbsize", 1)
-def _dbsize(client: Client, _: Words) -> Any:
-    return len(client.cache)
+command("dbsize", 1)(lambda client, _: len(client.cache))
 
 
-@command("flushdb", -1, writes=True)
-@command("flushall", -1, writes=True)
+@command("flushdb flushall", -1, writes=True)
 def _flush(client: Client, words: Words) -> Any:
     if len(words) > 2 or (len(words) == 2 and words[1].upper() not in (b"ASYNC", b"SYNC")):
         raise Failed(SYNTAX)
@@ -468,19 +442,11 @@ def _flush(client: Client, words: Words) -> Any:
     return OK
 
 
-# -- values ---------------------------------------------------------------------------------------------------------------
+# -- values -----------------------------------------------------------------------------------------------------------
 
 
-def _value(client: Client, name: bytes) -> bytes | None:
-    """Return the value of a key as clients see it, None if there is none."""
-    value = client.cache.get(key_of(name), ENOVAL)
-    if type(value) is bytes:
-        return value
-    return None if value is ENOVAL else content_of(value).data
-
-
-def _before(value: Any) -> bytes | None:
-    """Return what a decision was given as clients see it."""
+def _seen(value: Any) -> bytes | None:
+    """Return a value as clients see it, None if there is none."""
     return None if value is ENOVAL else content_of(value).data
 
 
@@ -501,9 +467,7 @@ def _admitted(client: Client, value: bytes) -> bytes:
 @command("get", 2, ONE)
 def _get(client: Client, words: Words) -> Any:
     value = client.cache.get(key_of(words[1]), ENOVAL)
-    if type(value) is bytes:
-        return value
-    return None if value is ENOVAL else content_of(value).data
+    return value if type(value) is bytes else _seen(value)
 
 
 @command("mget", -2, ALL)
@@ -517,14 +481,12 @@ def _mget(client: Client, words: Words) -> Any:
 
 def _plain_or_none(value: Any) -> bytes | None:
     try:
-        return _before(value)
+        return _seen(value)
     except NotPlain:
         return None
 
 
-@command("strlen", 2, ONE)
-def _strlen(client: Client, words: Words) -> Any:
-    return len(_value(client, words[1]) or b"")
+command("strlen", 2, ONE)(lambda client, words: len(_get(client, words) or b""))
 
 
 class _Options(NamedTuple):
@@ -573,15 +535,13 @@ def _seconds(client: Client, unit: bytes, number: int, name: str) -> float:
 _SETS: Final = frozenset({*_UNITS, b"NX", b"XX", b"KEEPTTL", b"GET"})
 
 
-@command("set", -3, ONE, writes=True)
+@command("set dl.set", -3, ONE, writes=True)
 def _set(client: Client, words: Words) -> Any:
-    options = _NO_OPTIONS if len(words) == 3 else _Options.of(client, "set", words[3:], _SETS)
-    return _store(client, words[1], words[2], options)
-
-
-@command("dl.set", -3, ONE, writes=True)
-def _dl_set(client: Client, words: Words) -> Any:
-    return _store(client, words[1], words[2], _Options.of(client, "dl.set", words[3:], {*_SETS, b"TAGS"}))
+    if len(words) == 3:
+        return _store(client, words[1], words[2], _NO_OPTIONS)
+    name = _text(words[0]).lower()
+    allowed = _SETS if name == "set" else {*_SETS, b"TAGS"}
+    return _store(client, words[1], words[2], _Options.of(client, name, words[3:], allowed))
 
 
 _NO_OPTIONS: Final = _Options(frozenset())
@@ -600,7 +560,7 @@ def _store(client: Client, name: bytes, value: bytes, options: _Options) -> Any:
 
     def decide(current: Any, metadata: Metadata) -> Decision:
         nonlocal old, is_met
-        old = _before(current) if b"GET" in wanted else None
+        old = _seen(current) if b"GET" in wanted else None
         is_met = not (b"NX" in wanted and current is not ENOVAL) and not (b"XX" in wanted and current is ENOVAL)
         if not is_met:
             return None
@@ -616,8 +576,7 @@ def _setnx(client: Client, words: Words) -> Any:
     return int(_store(client, words[1], words[2], _Options(frozenset({b"NX"}))) is not None)
 
 
-@command("setex", 4, ONE, writes=True)
-@command("psetex", 4, ONE, writes=True)
+@command("setex psetex", 4, ONE, writes=True)
 def _setex(client: Client, words: Words) -> Any:
     name = _text(words[0]).lower()
     expire = _seconds(client, b"EX" if name == "setex" else b"PX", integer(words[2]), name)
@@ -654,7 +613,7 @@ def _getdel(client: Client, words: Words) -> Any:
 
     def decide(current: Any, _: Metadata) -> Decision:
         nonlocal old
-        old = _before(current)
+        old = _seen(current)
         return REMOVE
 
     _change(client, words[1], decide)
@@ -665,13 +624,13 @@ def _getdel(client: Client, words: Words) -> Any:
 def _getex(client: Client, words: Words) -> Any:
     options = _Options.of(client, "getex", words[2:], {*_UNITS, b"PERSIST"})
     if not options.words:
-        return _value(client, words[1])
+        return _get(client, words)
     rows = client.cache._rows
     expiry, old = rows.expiry(options.expire), None
 
     def decide(current: Any, metadata: Metadata) -> Decision:
         nonlocal old
-        old = _before(current)
+        old = _seen(current)
         return None if current is ENOVAL else (current, rows.limited(with_expiry(metadata, expiry)))
 
     _change(client, words[1], decide)
@@ -684,7 +643,7 @@ def _append(client: Client, words: Words) -> Any:
 
     def decide(current: Any, metadata: Metadata) -> Decision:
         nonlocal length
-        value = _admitted(client, (_before(current) or b"") + words[2])
+        value = _admitted(client, (_seen(current) or b"") + words[2])
         length = len(value)
         return value, new if current is ENOVAL else metadata
 
@@ -692,7 +651,7 @@ def _append(client: Client, words: Words) -> Any:
     return length
 
 
-# -- numbers --------------------------------------------------------------------------------------------------------------
+# -- numbers ----------------------------------------------------------------------------------------------------------
 
 
 def _add(client: Client, name: bytes, add: Callable[[Any], Any]) -> Any:
@@ -721,27 +680,15 @@ def _incr_by(client: Client, name: bytes, delta: int) -> int:
     return int(_add(client, name, add))
 
 
-@command("incr", 2, ONE, writes=True)
+@command("incr decr", 2, ONE, writes=True)
+@command("incrby decrby", 3, ONE, writes=True)
 def _incr(client: Client, words: Words) -> Any:
-    return _incr_by(client, words[1], 1)
-
-
-@command("decr", 2, ONE, writes=True)
-def _decr(client: Client, words: Words) -> Any:
-    return _incr_by(client, words[1], -1)
-
-
-@command("incrby", 3, ONE, writes=True)
-def _incrby(client: Client, words: Words) -> Any:
-    return _incr_by(client, words[1], integer(words[2]))
-
-
-@command("decrby", 3, ONE, writes=True)
-def _decrby(client: Client, words: Words) -> Any:
-    delta = integer(words[2])
-    if delta < -LARGEST:
-        raise Failed("ERR decrement would overflow")
-    return _incr_by(client, words[1], -delta)
+    delta = integer(words[2]) if len(words) > 2 else 1
+    if words[0][:1] in b"Dd":
+        if delta < -LARGEST:
+            raise Failed("ERR decrement would overflow")
+        delta = -delta
+    return _incr_by(client, words[1], delta)
 
 
 @command("incrbyfloat", 3, ONE, writes=True)
@@ -765,7 +712,7 @@ def _decimal(word: bytes) -> Decimal:
     return Decimal(repr(number))
 
 
-# -- keys -----------------------------------------------------------------------------------------------------------------
+# -- keys -------------------------------------------------------------------------------------------------------------
 
 
 @command("exists", -2, ALL)
@@ -780,8 +727,7 @@ def _type(client: Client, words: Words) -> Any:
     return Simple(b"string" if key_of(words[1]) in client.cache else b"none")
 
 
-@command("del", -2, ALL, writes=True)
-@command("unlink", -2, ALL, writes=True)
+@command("del unlink", -2, ALL, writes=True)
 def _del(client: Client, words: Words) -> Any:
     if len(words) == 2:
         return int(client.cache.delete(key_of(words[1])))
@@ -807,37 +753,21 @@ def _note_expiry(client: Client, names: Words) -> None:
             client.tracking.note_expiry(name, expire)
 
 
-def _expiry(client: Client, name: bytes, scale: int, now: float) -> int:
-    """Return when an entry expires, counted from `now`; -1 for never, -2 if there is none."""
-    metadata = _metadata(client, name)
+@command("ttl pttl expiretime pexpiretime", 2, ONE)
+def _ttl(client: Client, words: Words) -> Any:
+    name = words[0].upper()
+    metadata = _metadata(client, words[1])
     if metadata is None or metadata.expire is None:
         return -2 if metadata is None else -1
-    return max(0, math.floor((metadata.expire - now) * scale + 0.5))
+    since = client.cache._clock() if name.endswith(b"TTL") else 0.0
+    return max(0, math.floor((metadata.expire - since) * (1000 if name[:1] == b"P" else 1) + 0.5))
 
 
-@command("ttl", 2, ONE)
-def _ttl(client: Client, words: Words) -> Any:
-    return _expiry(client, words[1], 1, client.cache._clock())
-
-
-@command("pttl", 2, ONE)
-def _pttl(client: Client, words: Words) -> Any:
-    return _expiry(client, words[1], 1000, client.cache._clock())
-
-
-@command("expiretime", 2, ONE)
-def _expiretime(client: Client, words: Words) -> Any:
-    return _expiry(client, words[1], 1, 0.0)
-
-
-@command("pexpiretime", 2, ONE)
-def _pexpiretime(client: Client, words: Words) -> Any:
-    return _expiry(client, words[1], 1000, 0.0)
-
-
-def _expire(client: Client, words: Words, scale: int, is_moment: bool) -> int:
+@command("expire pexpire expireat pexpireat", -3, ONE, writes=True)
+def _expire(client: Client, words: Words) -> Any:
     conditions = {word.upper() for word in words[3:]}
     number, name = integer(words[2]), _text(words[0]).lower()
+    scale, is_moment = 1000 if name[0] == "p" else 1, name.endswith("at")
     if unknown := conditions - {b"NX", b"XX", b"GT", b"LT"}:
         raise Failed(f"ERR Unsupported option {_text(next(word for word in words[3:] if word.upper() in unknown))}")
     if b"NX" in conditions and len(conditions) > 1:
@@ -849,35 +779,23 @@ def _expire(client: Client, words: Words, scale: int, is_moment: bool) -> int:
     if abs(number) // scale > LATEST - (0 if is_moment else int(now)):
         raise Failed(f"ERR invalid expire time in '{name}' command")
     expiry = number / scale + (0.0 if is_moment else now)
+    is_met = False
 
     def changed(old: Metadata) -> Metadata | None:
+        nonlocal is_met
         before = math.inf if old.expire is None else old.expire
-        unmet = (b"NX" in conditions and old.expire is not None, b"XX" in conditions and old.expire is None)
-        if any(unmet) or (b"GT" in conditions and expiry <= before) or (b"LT" in conditions and expiry >= before):
-            return None
-        return cache._rows.limited(with_expiry(old, max(expiry, 0.0)))
+        is_met = not (
+            (b"NX" in conditions and old.expire is not None)
+            or (b"XX" in conditions and old.expire is None)
+            or (b"GT" in conditions and expiry <= before)
+            or (b"LT" in conditions and expiry >= before)
+        )
+        return cache._rows.limited(with_expiry(old, expiry)) if is_met else None
 
-    return int(cache._change(key_of(words[1]), changed, False))
-
-
-@command("expire", -3, ONE, writes=True)
-def _expire_in(client: Client, words: Words) -> Any:
-    return _expire(client, words, 1, False)
-
-
-@command("pexpire", -3, ONE, writes=True)
-def _pexpire(client: Client, words: Words) -> Any:
-    return _expire(client, words, 1000, False)
-
-
-@command("expireat", -3, ONE, writes=True)
-def _expireat(client: Client, words: Words) -> Any:
-    return _expire(client, words, 1, True)
-
-
-@command("pexpireat", -3, ONE, writes=True)
-def _pexpireat(client: Client, words: Words) -> Any:
-    return _expire(client, words, 1000, True)
+    if expiry > now:
+        return int(cache._change(key_of(words[1]), changed, False))
+    _change(client, words[1], lambda current, old: REMOVE if current is not ENOVAL and changed(old) else None)
+    return int(is_met)
 
 
 @command("persist", 2, ONE, writes=True)
@@ -929,7 +847,7 @@ def _keys(client: Client, words: Words) -> Any:
     return found
 
 
-# -- tags -----------------------------------------------------------------------------------------------------------------
+# -- tags -------------------------------------------------------------------------------------------------------------
 
 
 @command("dl.tags", 2, ONE)

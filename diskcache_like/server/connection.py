@@ -53,7 +53,7 @@ class RespDoor:
             for client in list(self.clients):
                 client.drop()
             await self.is_empty.wait()
-        self.tracking.end()
+        await self.tracking.end()
 
 
 class Connection(Client, asyncio.Protocol):
@@ -69,6 +69,7 @@ class Connection(Client, asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None  # while a thread carries them out
         self._turn: asyncio.Handle | None = None  # while other connections have theirs
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._written = 0  # bytes, at all
         self._is_full = False  # whether the client has to read first
         self._is_reading = True
         self._is_finishing = False
@@ -90,8 +91,8 @@ class Connection(Client, asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin with a client, unless there are too many."""
-        transport = cast(asyncio.Transport, transport)  # that of uvloop is none by its class
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is of no such class
+        transport = self._transport
         self._loop = asyncio.get_running_loop()
         door, limits = self._door, self.access.limits
         if door.is_ending or len(door.clients) >= limits.clients:
@@ -100,6 +101,8 @@ class Connection(Client, asyncio.Protocol):
         self.peer, self.local = (_address(transport.get_extra_info(name)) for name in ("peername", "sockname"))
         door.clients.add(self)
         door.is_empty.clear()
+        # Half of it, or a client that sends a long pipeline before it reads would wait for us, and we for it.
+        transport.set_write_buffer_limits(limits.output // 2)
         if not self.access.is_open:
             self._after_patience("stranger", self._drop_stranger)
 
@@ -127,12 +130,10 @@ class Connection(Client, asyncio.Protocol):
     def pause_writing(self) -> None:
         """Wait until the client has read its replies."""
         self._is_full = True
-        self._after_patience("reader", partial(self._drop_idle_reader, self._transport.get_write_buffer_size()))
 
     def resume_writing(self) -> None:
         """Go on."""
         self._is_full = False
-        self._timers.pop("reader").cancel()
         if self._task is None and self._turn is None:
             self._work()
 
@@ -151,7 +152,7 @@ class Connection(Client, asyncio.Protocol):
             if not self._commands:
                 taken = self._parser.take(most)
                 self._commands.extend(taken)
-                is_all = len(taken) < most
+                is_all = len(taken) < most and not self._parser.is_broken
             self._carry_out(replies)
         except WouldBlock:
             self._task = self._loop.create_task(self._work_in_thread(replies))
@@ -182,7 +183,9 @@ class Connection(Client, asyncio.Protocol):
     def _answer(self, replies: list[bytes], is_all: bool, error: ProtocolError | None) -> None:
         """Write replies, and go on with what is left."""
         if replies:
-            self._transport.write(b"".join(replies))
+            if self.is_tracking:  # in one piece, so that a client which has read its reply has read this, too
+                replies.append(self.tracking.message(self))
+            self._write(b"".join(replies))
             self.tracking.deliver()
         if isinstance(error, NotRedis):
             self.drop()
@@ -222,16 +225,16 @@ class Connection(Client, asyncio.Protocol):
         if self._task is not None:
             self._task.cancel()
 
-    def push(self, message: Any) -> None:
+    def push(self, message: bytes) -> None:
         """Send what the client has not asked for just now; one that does not read is dropped."""
         if not self._transport.is_closing():
-            self._transport.write(encode(message, self.version))
+            self._write(message)
             if self._transport.get_write_buffer_size() > self.access.limits.output:
                 self.drop()
 
     def _end(self, error: Failed) -> None:
         self.ends = True
-        self._transport.write(encode(error, self.version))
+        self._write(encode(error, self.version))
         self._transport.close()
 
     def _leave_if_idle(self) -> None:
@@ -247,11 +250,23 @@ class Connection(Client, asyncio.Protocol):
         else:
             self.drop()
 
+    def _write(self, data: bytes) -> None:
+        self._written += len(data)
+        self._transport.write(data)
+        if "reader" not in self._timers and self._transport.get_write_buffer_size():
+            self._after_patience("reader", partial(self._drop_idle_reader, self._sent()))
+
+    def _sent(self) -> int:
+        """Return how much of what was written is not waiting for the client any more."""
+        return self._written - self._transport.get_write_buffer_size()
+
     def _drop_idle_reader(self, before: int) -> None:
         """Drop a client that has read nothing of what waits for it."""
-        left = self._transport.get_write_buffer_size()
-        if left < before:
-            self._after_patience("reader", partial(self._drop_idle_reader, left))
+        sent = self._sent()
+        if sent == self._written:
+            del self._timers["reader"]
+        elif sent > before:
+            self._after_patience("reader", partial(self._drop_idle_reader, sent))
         else:
             self.drop()
 

@@ -50,6 +50,11 @@ class Parser:
         self._partial: bytearray | None = None  # what has arrived of it, and `_at` is how many bytes are missing
         self._error: ProtocolError | None = None
 
+    @property
+    def is_broken(self) -> bool:
+        """Tell whether `take` raises an error now."""
+        return self._error is not None
+
     def feed(self, data: bytes) -> None:
         """Take what has arrived."""
         if self._partial is not None:
@@ -89,7 +94,8 @@ class Parser:
                 return self._inline()
             end = data.find(b"\r\n", at, at + _HEADER)
             if end < 0:
-                return self._wait_for_line("invalid multibulk length")
+                self._wait_for_line("invalid multibulk length")
+                return None
             known = _LENGTHS.get(data[at:end])
             left = self._length(data[at + 1 : end], "invalid multibulk length") if known is None else known
             if left > self.arguments:
@@ -108,7 +114,8 @@ class Parser:
                 end = data.find(b"\r\n", at, at + _HEADER)
                 if end < 0:
                     self._left, self._at, self._bulk = left, at, -1
-                    return self._wait_for_line("invalid bulk length")
+                    self._wait_for_line("invalid bulk length")
+                    return None
                 known = _LENGTHS.get(data[at:end]) if data[at] == 36 else None
                 length = self._announced(data, at, end) if known is None else known
                 self._have += length

@@ -23,16 +23,17 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ..cache import Cache
 from ..coherence.generations import Header, Words
 from ..coherence.ring import Word
-from ..errors import CacheError, DecodeError
+from ..errors import DecodeError
 from ..storage.interface import EntryStore
 from ..storage.store import Store
-from .resp import Failed, Push
+from ..system.signals import reraise_signal
+from .resp import Failed, Push, encode
 from .values import key_of, name_of
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class _Watch:
     def __init__(self, stamp: int) -> None:
         self.stamp = stamp  # before the first of these reads
         self.expire = math.inf  # when the first of the entries expires
-        self.readers: dict[bytes, set[Client]] = {}
+        self.readers: dict[bytes, set[int]] = {}  # the numbers of clients, some of which may be gone
 
 
 class _Shard:
@@ -63,7 +64,7 @@ class _Shard:
         self.watched: dict[int, _Watch] = {}  # by slot
         self.slots: Words | None = None  # which these are in
         self.tick: int | None = None  # of the last write, None if one was under way
-        self.last = 0  # the same for broadcasts, with the rest of what tells which writes can be named:
+        self.last = -1  # the same for broadcasts, with the rest of what tells which writes can be named:
         self.ring: tuple[Any, int] | None = None  # the ring, and its FLOOR
         self.internal = self.flushed = self.head = 0
 
@@ -74,13 +75,14 @@ class Tracking:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._lock = threading.Lock()
-        self._shards: dict[EntryStore, _Shard] = {store: _Shard() for store in cache._shards.stores}
+        self._shards: dict[EntryStore, _Shard] = {}
         self._modes: dict[Client, Sequence[bytes] | None] = {}  # the prefixes of those that broadcasts go to
-        self._watches = 0
-        self._soonest = math.inf  # when the first of all entries that are watched expires
+        self._numbered: dict[int, Client] = {}
         self._pending: dict[Client, set[bytes] | None] = {}  # None for all keys
+        self._watches, self._soonest = 0, math.inf  # how many; and when the first of these entries expires
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
+        self._forget_all()
 
     # -- who is told --------------------------------------------------------------------------------------------------
 
@@ -96,6 +98,7 @@ class Tracking:
                     self._written(store, self._shards[store])  # what is written from here on is new
             before = self._modes.get(client)
             self._modes[client] = None if prefixes is None else [*(before or []), *prefixes]
+            self._numbered[client.number] = client
         client.is_tracking = True
         self._loop.call_soon_threadsafe(self._begin)
 
@@ -104,6 +107,7 @@ class Tracking:
         with self._lock:
             client.is_tracking = False
             self._modes.pop(client, None)
+            self._numbered.pop(client.number, None)
             self._pending.pop(client, None)
             if not self._modes:
                 self._forget_all()
@@ -120,13 +124,13 @@ class Tracking:
             return
         for name in names:
             _, home, store = self._cache._rows.locate(key_of(name))
-            store.shard.present_header()
+            store.shard.ready()
             stamp = store.shard.slots[home % store.shard.slot_prime]
             with self._lock:
                 watch = self._shards[store].watched.setdefault(home % store.shard.slot_prime, _Watch(stamp))
                 readers = watch.readers.setdefault(name, set())
-                self._watches += client not in readers
-                readers.add(client)
+                self._watches += client.number not in readers
+                readers.add(client.number)
         if self._watches > MOST:
             with self._lock:
                 self._tell_all_readers()
@@ -142,8 +146,8 @@ class Tracking:
                 self._soonest = min(self._soonest, expire)
 
     def _forget_all(self) -> None:
-        for seen in self._shards.values():
-            seen.watched.clear()
+        """Keep nothing, mapped files included."""
+        self._shards = {store: _Shard() for store in self._cache._shards.stores}
         self._watches, self._soonest = 0, math.inf
 
     # -- what has changed ---------------------------------------------------------------------------------------------
@@ -190,8 +194,8 @@ class Tracking:
             del seen.watched[number]
             for name, readers in watch.readers.items():
                 self._watches -= len(readers)
-                for reader in readers:
-                    self._tell(reader, (name,))
+                for client in filter(None, map(self._numbered.get, readers)):
+                    self._tell(client, (name,))
 
     def _written(self, store: Store, seen: _Shard) -> list[bytes] | None:
         """Return the keys that were written since the last call, None if they cannot be named."""
@@ -201,8 +205,12 @@ class Tracking:
             return None
         for _ in range(SHARE):
             tick = header[Header.TICK]
+            is_settled = header[Header.SETTLED] == tick  # else this write may not be in the ring yet
             seen.ring, seen.internal = (ring.words, ring.words[Word.FLOOR]), header[Header.INTERNAL]
-            seen.flushed, seen.head, seen.last = ring.words[Word.FLUSHED], ring.words[Word.HEAD], tick
+            seen.flushed, seen.head = ring.words[Word.FLUSHED], ring.words[Word.HEAD]
+            seen.last = tick if is_settled else -1
+            if is_settled and before[-1] == tick:
+                return []
             if not _is_known(before, seen):
                 return None
             try:
@@ -228,18 +236,26 @@ class Tracking:
         """Note what a client is to be told; None for all keys."""
         if names is None:
             self._pending[client] = None
-        elif names and client in self._modes:
+        elif names:
             pending = self._pending.setdefault(client, set())
             if pending is not None:
                 pending.update(names)
 
     def _tell_all_readers(self) -> None:
-        self._forget_all()
+        for seen in self._shards.values():
+            seen.watched.clear()
+        self._watches, self._soonest = 0, math.inf
         for client, prefixes in self._modes.items():
             if prefixes is None:
                 self._tell(client, None)
 
     # -- telling ------------------------------------------------------------------------------------------------------
+
+    def message(self, client: Client) -> bytes:
+        """Return what a client is to be told, for the end of its replies; nothing if there is nothing."""
+        with self._lock:
+            names = self._pending.pop(client, ())
+        return b"" if names == () else _invalidation(names)
 
     def deliver(self) -> None:
         """Send what clients are to be told; on the loop, between replies."""
@@ -248,7 +264,7 @@ class Tracking:
         with self._lock:
             pending, self._pending = self._pending, {}
         for client, names in pending.items():
-            client.push(Push(["invalidate", None if names is None else list(names)]))
+            client.push(_invalidation(names))
 
     def _begin(self) -> None:
         if self._task is None and self._modes:
@@ -260,7 +276,8 @@ class Tracking:
             began = self._loop.time()
             try:
                 await threads.attempt(self._look, False)
-            except CacheError:
+            except Exception as error:
+                reraise_signal(error)
                 _log.exception("looking for changed keys failed")
                 with self._lock:
                     self._tell_all_readers()
@@ -269,10 +286,15 @@ class Tracking:
             await asyncio.sleep(max(PERIOD, SHARE * (self._loop.time() - began)))
         self._task = None
 
-    def end(self) -> None:
+    async def end(self) -> None:
         """Look no more."""
         if self._task is not None:
             self._task.cancel()
+            await asyncio.wait([self._task])
+
+
+def _invalidation(names: Collection[bytes] | None) -> bytes:
+    return encode(Push(["invalidate", None if names is None else list(names)]), 3)
 
 
 def _is_known(before: tuple[Any, int, int, int, int], now: _Shard) -> bool:

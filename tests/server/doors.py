@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from diskcache_like import Cache
 from diskcache_like.server.access import Access
@@ -24,11 +26,11 @@ T = TypeVar("T")
 class OpenDoor:
     """A RESP door that listens on a Unix socket and on a port."""
 
-    def __init__(self, cache: Cache, access: Access, path: Path) -> None:
+    def __init__(self, cache: Cache, access: Access, path: Path, loop: asyncio.AbstractEventLoop) -> None:
         self.cache = cache
         self.access = access
         self.path = path
-        self.loop = asyncio.new_event_loop()
+        self.loop = loop
 
     async def begin(self) -> None:
         """Listen."""
@@ -59,7 +61,8 @@ class OpenDoor:
 
     def client(self, **options: Any) -> redis.Redis:
         """Return a client of it."""
-        return redis.Redis(unix_socket_path=str(self.path), **{"protocol": 3, "socket_timeout": PATIENCE, **options})
+        usual = {"protocol": 3, "socket_timeout": PATIENCE, "retry": Retry(NoBackoff(), 0)}
+        return redis.Redis(unix_socket_path=str(self.path), **{**usual, **options})
 
     def connect(self) -> socket.socket:
         """Return a plain socket."""
@@ -70,15 +73,22 @@ class OpenDoor:
 
 
 @contextmanager
-def open_door(cache: Cache, directory: Path, access: Access | None = None) -> Iterator[OpenDoor]:
+def open_door(
+    cache: Cache,
+    directory: Path,
+    access: Access | None = None,
+    loop_of: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+) -> Iterator[OpenDoor]:
     """Serve a cache for a with-block."""
-    opened = OpenDoor(cache, access or Access(), directory / "door")
+    opened = OpenDoor(cache, access or Access(), directory / "door", loop_of())
     thread = threading.Thread(target=opened.loop.run_forever)
     thread.start()
     try:
         opened.run(opened.begin())
-        yield opened
-        opened.run(opened.end())
+        try:
+            yield opened
+        finally:
+            opened.run(opened.end())
     finally:
         opened.loop.call_soon_threadsafe(opened.loop.stop)
         thread.join(PATIENCE)
@@ -96,7 +106,7 @@ def received(plain: socket.socket, size: int) -> bytes:
     found = b""
     while len(found) < size:
         try:
-            piece = plain.recv(size - len(found))
+            piece = plain.recv(min(size - len(found), 1 << 16))
         except ConnectionResetError:
             break
         if not piece:
