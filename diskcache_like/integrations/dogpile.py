@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..errors import LeaseLost
@@ -49,13 +49,23 @@ class DogpileBackend(CacheBackend):
 
     def get(self, key: str) -> Any:
         """Return the value with its metadata, or NO_VALUE."""
-        return _value(self.cache.get(key, NO_VALUE))
+        return _value(self.cache.get(key))
 
     def get_multi(self, keys: Iterable[str]) -> list[Any]:
         """Return what `get` returns, for each of the keys."""
+        return self._all(keys, _value)
+
+    def get_serialized(self, key: str) -> Any:
+        """Return the bytes that a region with a serializer has stored, or NO_VALUE."""
+        return _bytes(self.cache.get(key))
+
+    def get_serialized_multi(self, keys: Iterable[str]) -> list[Any]:
+        """Return what `get_serialized` returns, for each of the keys."""
+        return self._all(keys, _bytes)
+
+    def _all(self, keys: Iterable[str], read: Callable[[Any], Any]) -> list[Any]:
         wanted = list(keys)
-        found = self.cache.get_many(wanted)
-        return [_value(found.get(key, NO_VALUE)) for key in wanted]
+        return [read(found) for found in map(self.cache.get_many(wanted).get, wanted)]
 
     def set(self, key: str, value: Any) -> None:
         """Store a value with its metadata."""
@@ -65,8 +75,7 @@ class DogpileBackend(CacheBackend):
         """Store all of them."""
         self.cache.set_many([(key, _plain(value)) for key, value in mapping.items()], self.expire, retry=True)
 
-    get_serialized, get_serialized_multi = get, get_multi  # bytes, which the cache stores as they are
-    set_serialized, set_serialized_multi = set, set_multi
+    set_serialized, set_serialized_multi = set, set_multi  # of bytes, which the cache stores as they are
 
     def delete(self, key: str) -> None:
         """Remove a value, if it is there."""
@@ -83,4 +92,11 @@ def _plain(value: Any) -> Any:
 
 
 def _value(found: Any) -> Any:
-    return CachedValue(*found) if isinstance(found, tuple) else found
+    match found:
+        case (payload, dict() as metadata):
+            return CachedValue(payload, metadata)
+    return NO_VALUE  # or what a region of another kind has stored
+
+
+def _bytes(found: Any) -> Any:
+    return found if isinstance(found, bytes) else NO_VALUE

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from dogpile.cache import make_region
+from dogpile.cache.api import NO_VALUE
 
 from diskcache_like import Cache
 from diskcache_like.integrations.dogpile import DogpileBackend
@@ -41,6 +42,19 @@ def test_a_region_may_have_a_serializer_of_its_own(cache: Cache) -> None:
     region(cache, options).set("key", [1])
     assert cache["key"].endswith(b"|[1]")
     assert region(cache, options).get("key") == [1]
+
+
+def test_regions_do_not_read_what_those_of_another_kind_have_stored(cache: Cache) -> None:
+    options = {"serializer": lambda value: json.dumps(value).encode(), "deserializer": json.loads}
+    region(cache).set("plain", 1)
+    region(cache, options).set("bytes", 2)
+    cache["foreign"] = (1, 2, 3)
+    for key in ("bytes", "foreign"):
+        assert region(cache).get(key) is NO_VALUE
+        assert region(cache).get_multi([key]) == [NO_VALUE]
+    for key in ("plain", "foreign"):
+        assert region(cache, options).get(key) is NO_VALUE
+        assert region(cache, options).get_multi([key]) == [NO_VALUE]
 
 
 def test_entries_are_kept_as_long_as_the_region_says(cache: Cache, clock: Clock) -> None:
