@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
 from ..cache import Cache
+from ..entries.row_codec import KEEP
 from ..errors import CacheError
 from ..system.signals import reraise_signal
 from .hosts import tag_of
@@ -64,9 +65,8 @@ class Responses:
             entry = self.cache.get_entry(("head", id))
             if entry is not None and entry.value is not None:
                 head = Head(*entry.value)
-                left = None if entry.expire_time is None else max(entry.expire_time - time.time(), 0.0)
                 new = tuple(head._replace(told=change(head.told)))
-                self.cache.set(("head", id), new, left, tags=entry.tags, if_version=entry.version, retry=True)
+                self.cache.set(("head", id), new, KEEP, tags=entry.tags, if_version=entry.version, retry=True)
 
     def remove(self, id: bytes) -> None:
         """Remove a response; whoever is reading it goes on."""
@@ -85,8 +85,10 @@ class Saving:
         with _softly():
             cache, left = responses.cache, head.left(time.time())
             cache.set(("head", id), None, UNFINISHED, retry=True)
-            self._version = cache.get_entry(("head", id)).version
-            self._writer = cache.open(("body", id), "wb", None if left is None else left + GRACE, retry=True)
+            placed = cache.get_entry(("head", id))
+            if placed is not None:  # the cache has room, and nobody has cleared it meanwhile
+                self._version = placed.version
+                self._writer = cache.open(("body", id), "wb", None if left is None else left + GRACE, retry=True)
 
     def write(self, piece: bytes) -> None:
         """Append to the body, if that can still be saved."""
@@ -105,10 +107,10 @@ class Saving:
             with _softly():
                 self._writer.close()
                 head, left = tuple(self._head), self._head.left(time.time())
-                self._responses.cache.set(
+                if self._responses.cache.set(
                     ("head", self._id), head, left, tag=self._tag, if_version=self._version, retry=True
-                )
-                self._writer = None
+                ):
+                    self._writer = None  # or else `close` takes the body away again
 
     def close(self) -> None:
         """Forget what is not complete."""

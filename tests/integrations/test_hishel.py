@@ -69,6 +69,24 @@ def test_a_disk_that_fails_in_the_middle_does_not_cut_the_response(live: Cache) 
     assert len(live) == 0
 
 
+def test_a_cache_without_room_fails_no_request(tmp_path: Path) -> None:
+    with Cache(tmp_path, size_limit=1) as tiny:
+        storage = HishelStorage(tiny)
+        assert read(begin(storage)) == b"".join(PIECES)
+        assert storage.get_entries("key") == []
+
+
+def test_what_is_removed_while_it_is_saved_leaves_nothing(live: Cache) -> None:
+    storage = HishelStorage(live)
+    entry = begin(storage)
+    stream = entry.response.stream
+    received = [next(stream)]
+    storage.remove_entry(entry.id)
+    assert [*received, *stream] == PIECES
+    assert storage.get_entries("key") == []
+    assert all(live.get(key, expire_time=True)[1] is not None for key in live), "the body would stay for ever"
+
+
 def test_look_ups_write_only_when_half_of_the_idle_time_is_over(live: Cache) -> None:
     storage = HishelStorage(live, default_tti=100)
     read(begin(storage))
