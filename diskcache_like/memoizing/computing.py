@@ -82,12 +82,12 @@ class Computation:
         read = self.cache._hot_value if self.rules.beta else partial(self.cache.get, default=ENOVAL)
         value = self._accepted(key, self.checked(self._attempt(read, ENOVAL, key)))
         if self.rules.sliding and value is not ENOVAL:
-            self._attempt(self._slide, None, key)
+            self._attempt(self._slide, None, key, value)
         return value
 
-    def _slide(self, key: Any) -> None:
+    def _slide(self, key: Any, value: Any) -> None:
         """Renew the expiry of a value that is used."""
-        self.cache._renew(key, self.cache._rows.expiry(self.rules.expire))
+        self.cache._renew(key, self.cache._rows.expiry_or_default(self.rules.lifetime_of(value)))
 
     def look(self, key: Any) -> tuple[Any, Place | None]:
         """Return what `find` does or, where the rules are plain, a stored error, and where the key lives."""
@@ -183,7 +183,7 @@ class Computation:
             if _is_over(old, now, 0):
                 self._count("stale_served")
             elif rules.sliding:
-                yield self._try(self._slide, key)
+                yield self._try(self._slide, key, old.value)
             return old.value
         usable = None if old is None or _is_over(old, now, rules.stale_if_error) else old
         return (yield from self._wait(key, call, usable))

@@ -409,6 +409,23 @@ def test_a_result_may_stay_while_it_is_used(cache: Cache, clock: Clock, options:
     assert square.cache_info()[:2] == (5, 2)
 
 
+@few
+@pytest.mark.parametrize("options", [{}, {"stale_if_error": 5}], ids=str)
+def test_none_stays_for_its_own_lifetime(cache: Cache, clock: Clock, options: Any) -> None:
+    @cache.memoize(expire=100, sliding=True, none_expire=10, **options)
+    def find(name: str) -> int | None:
+        calls.append(name)
+        return None
+
+    calls: list[str] = []
+    for seconds in (5, 5, 10):
+        assert find("ada") is None
+        clock.advance(seconds)
+    assert calls == ["ada"]
+    assert find("ada") is None
+    assert calls == ["ada", "ada"]
+
+
 @one
 def test_what_slides_needs_a_fixed_lifetime(cache: Cache) -> None:
     wrong: Any
