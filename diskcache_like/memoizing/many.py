@@ -7,7 +7,7 @@ other.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..entries.atomic_key import AtomicKey
@@ -24,12 +24,14 @@ Call = Callable[[list[Any]], Any]  # returns a mapping of some of the keys to th
 def steps_for(computation: Computation, keys: list[Any], call: Call) -> Steps:
     """Compute the values of keys: with one call those that nobody else computes, then the others; return what there is.
 
-    In a transaction all of them, without waiting for others.
+    In a transaction, and where nothing is kept, all of them with one, without waiting for others.
     """
     found: dict[Any, Any] = {}
     flights: dict[Any, Flight] = {}
     try:
-        alone = yield computation._do(computation.flight(keys[0]).atomic.in_transaction)
+        alone = not computation.rules.keeps or (
+            yield computation._do(computation.flight(keys[0]).atomic.in_transaction)
+        )
         for key in keys:
             flight = computation.flight(key)
             if alone or (yield computation._begin(flight, True)):
@@ -50,8 +52,8 @@ def steps_for(computation: Computation, keys: list[Any], call: Call) -> Steps:
 
 def _computed(computation: Computation, missing: dict[Any, AtomicKey], call: Call) -> Steps:
     """Call the function, and store what it returns where nobody has stored anything meanwhile."""
-    keys, started, context = list(missing), computation._now(), Computing(None, None, b"")
-    values = checked(keys, (yield from computation._within(missing.values(), call, keys)))
+    started, context = computation._now(), Computing(None, None, b"")
+    values = checked(missing, (yield from computation._within(missing.values(), call, list(missing))))
     for key, value in values.items():
         metadata = computation._metadata(value, context, started)
         if metadata is not None:
@@ -73,7 +75,7 @@ def _only(key: Any, call: Call) -> Callable[[Computing], Any]:
     return awaited if inspect.iscoroutinefunction(call) else lambda context: kept(context, call([key]))
 
 
-def checked(keys: list[Any], values: Any) -> dict[Any, Any]:
+def checked(keys: Iterable[Any], values: Any) -> dict[Any, Any]:
     """Return the values of those keys that a function was asked for; raise TypeError if it returned no mapping."""
     if not isinstance(values, Mapping):
         raise wrong("what compute_missing returned", values, "a mapping of keys to values")

@@ -227,6 +227,32 @@ def test_what_fails_is_computed_by_the_next_one(cache: Cache) -> None:
 
 
 @few
+def test_what_is_not_kept_is_not_waited_for(cache: Cache) -> None:
+    calls: list[list[int]] = []
+
+    def compute(keys: list[int]) -> dict[int, int]:
+        calls.append([*keys])
+        if len(calls) == 1:
+            cache.get_or_set_many([1, 2], compute, 0)
+        return dict.fromkeys(keys, 0)
+
+    assert cache.get_or_set_many([1, 2], compute, 0) == {1: 0, 2: 0}
+    assert calls == [[1, 2], [1, 2]]
+
+
+@few
+def test_a_function_may_use_up_its_list(cache: Cache) -> None:
+    def compute(keys: list[int]) -> dict[int, int]:
+        found = {}
+        while keys:
+            key = keys.pop()
+            found[key] = -key
+        return found
+
+    assert cache.get_or_set_many([1, 2], compute) == cache.get_many([1, 2]) == {1: -1, 2: -2}
+
+
+@few
 def test_what_is_stored_meanwhile_stays(cache: Cache) -> None:
     def compute(keys: list[int]) -> dict[int, int]:
         cache[1] = "meanwhile"
