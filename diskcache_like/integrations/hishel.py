@@ -34,7 +34,7 @@ class _Storage:
         return Saving(self._responses, id.bytes, key, Head(deadline, idle, told))
 
     def _found(self, key: str) -> list[Entry]:
-        return [self._entry(id, *told) for id, told in self._responses.find(key)]
+        return self._responses.find(key, self._entry)
 
     def _entry(self, id: bytes, method: str, url: str, asked: Any, status: int, answered: Any) -> Entry:
         body = self._read(id)  # type: ignore[attr-defined]

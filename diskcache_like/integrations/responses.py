@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from ..cache import Cache
 from ..entries.row_codec import KEEP
@@ -16,6 +16,7 @@ from .hosts import tag_of
 
 GRACE = 180  # seconds that a body is kept longer than its head, for whoever is about to read it
 UNFINISHED = 86_400  # seconds after which nobody can still be saving a response
+Found = TypeVar("Found")
 _log = logging.getLogger(__name__)
 
 
@@ -43,21 +44,28 @@ class Responses:
         """Return a body, all of which can be read from then on; raise KeyError if it is gone."""
         return self.cache.open(("body", id))
 
-    def find(self, key: str) -> list[tuple[bytes, Any]]:
-        """Return the ids of complete responses, with what was told of each."""
-        found, now = [], time.time()
+    def find(self, key: str, read: Callable[..., Found]) -> list[Found]:
+        """Return what `read` makes of the id of each complete response and what was told of it.
+
+        A head that is none, in a directory that somebody else wrote, is passed over.
+        """
+        found: list[Found] = []
         with _softly():
             for place in self.cache.keys(tags=[tag_of(key)]):
-                packed, expires = self.cache.get(place, expire_time=True)
-                if packed is None or ("body", place[1]) not in self.cache:
-                    continue
-                head = Head(*packed)
-                left = head.left(now)
-                if head.idle and left and expires and now + left - expires >= head.idle / 2:
-                    self.cache.touch(("body", place[1]), left + GRACE, retry=True)
-                    self.cache.touch(place, left, retry=True)
-                found.append((place[1], head.told))
+                with _softly(TypeError, ValueError, AttributeError, LookupError):
+                    self._find(place, read, found)
         return found
+
+    def _find(self, place: Any, read: Callable[..., Found], found: list[Found]) -> None:
+        packed, expires = self.cache.get(place, expire_time=True)
+        if packed is None or ("body", place[1]) not in self.cache:
+            return
+        head, now = Head(*packed), time.time()
+        left = head.left(now)
+        found.append(read(place[1], *head.told))
+        if head.idle and left and expires and now + left - expires >= head.idle / 2:
+            self.cache.touch(("body", place[1]), left + GRACE, retry=True)
+            self.cache.touch(place, left, retry=True)
 
     def change(self, id: bytes, change: Callable[[Any], Any]) -> None:
         """Tell something else of a response, unless it is gone, or another one does so at the same time."""
@@ -121,9 +129,10 @@ class Saving:
 
 
 @contextlib.contextmanager
-def _softly() -> Iterator[None]:
+def _softly(*others: type[Exception]) -> Iterator[None]:
+    failures: tuple[type[Exception], ...] = (CacheError, OSError, *others)
     try:
         yield
-    except (CacheError, OSError) as error:
+    except failures as error:
         reraise_signal(error)
         _log.exception("the cache of responses failed")

@@ -87,6 +87,19 @@ def test_what_is_removed_while_it_is_saved_leaves_nothing(live: Cache) -> None:
     assert all(live.get(key, expire_time=True)[1] is not None for key in live), "the body would stay for ever"
 
 
+@pytest.mark.parametrize("head", [5, (1, 2), (None, None, 5), (None, None, (1, 2, 3, 4, 5)), ("a", "b", "c")], ids=str)
+def test_a_forged_head_is_passed_over(live: Cache, head: Any, caplog: pytest.LogCaptureFixture) -> None:
+    storage = HishelStorage(live)
+    read(begin(storage))
+    (place,) = (key for key in live if key[0] == "head")
+    tags = live.get_entry(place).tags
+    live.set(place, head, tags=tags)
+    live.set("head", head, tags=tags)
+    read(begin(storage))
+    caplog.set_level(logging.CRITICAL, "diskcache_like.integrations.responses")
+    assert [read(found) for found in storage.get_entries("key")] == [b"".join(PIECES)]
+
+
 def test_look_ups_write_only_when_half_of_the_idle_time_is_over(live: Cache) -> None:
     storage = HishelStorage(live, default_tti=100)
     read(begin(storage))
