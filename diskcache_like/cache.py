@@ -924,9 +924,9 @@ class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValue
         return namespaces.view(self, path_of((name,)))  # type: ignore[no-any-return]  # of this class
 
     @property
-    def aio(self) -> AsyncCache:
+    def aio(self) -> AsyncCache[K, V]:
         """Return this cache for coroutines: the same operations, awaited; see `AsyncCache`."""
-        found: AsyncCache = awaited.face("AsyncCache", self)
+        found: AsyncCache[K, V] = awaited.face("AsyncCache", self)
         return found
 
     # -- the handle -----------------------------------------------------------------------------------------------
