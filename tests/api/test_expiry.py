@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -98,6 +99,9 @@ KEEPING: dict[str, Callable[[Cache, str, Any], object]] = {
     ),
     "set_many": lambda cache, key, value: cache.set_many({key: value, "other": 1}, KEEP, tag="new"),
     "set_many of one": lambda cache, key, value: cache.set_many({key: value}, KEEP, tag="new"),
+    "set by another process": lambda cache, key, value: cache.set(
+        key, value, pickle.loads(pickle.dumps(KEEP)), tag="new"
+    ),
     "open": _stream,
 }
 
