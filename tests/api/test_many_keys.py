@@ -61,7 +61,7 @@ def test_an_error_takes_its_batch_back(cache: Cache) -> None:
         cache.incr_many({"missing": 1}, default=None)
     assert "missing" not in cache
     with pytest.raises(TypeError, match="unhashable"):
-        cache.incr_many([([1], 5)])  # type: ignore[list-item]
+        cache.incr_many([([1], 5)])
     assert [1] not in cache
     with pytest.raises(TypeError, match="expected"):
         cache.incr_many([5])  # type: ignore[list-item]
