@@ -7,6 +7,7 @@ from typing import Any
 
 from ..errors import LeaseLost
 from ..recipes.locks import Lock
+from ..recipes.owners import Owner
 from ..system.signals import suppress
 from .hosts import host, opened
 
@@ -24,20 +25,25 @@ class Mutex(Lock):
         with suppress(LeaseLost):
             super().release()
 
+    def _releaser(self) -> Owner:
+        # A region with an `async_creation_runner` acquires it in one thread, and has another one release it.
+        return self._held[0][0] if self._held else super()._releaser()
+
 
 class DogpileBackend(CacheBackend):
     """A backend for `make_region().configure("diskcache_like", arguments={"cache": ...})`.
 
     `arguments`: `cache`, a directory, or a Cache, FanoutCache or namespace, or else `directory`, for configuration
     files; `lock_timeout`, the seconds after which another may create a value that one is still creating (60); `expire`,
-    the seconds that entries are kept, which should be more than the region's `expiration_time`. Values are encoded as
-    the cache's are; a region with a `serializer` stores its bytes.
+    the seconds that entries are kept, which should be more than the region's `expiration_time`; all others are settings
+    for the cache in a directory. Values are encoded as the cache's are; a region with a `serializer` stores its bytes.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
-        self.cache = opened(arguments["cache"] if "cache" in arguments else arguments["directory"])
-        self.expire = arguments.get("expire")
-        self.lock_timeout = arguments.get("lock_timeout", LEASE)
+        settings = dict(arguments)
+        self.expire = settings.pop("expire", None)
+        self.lock_timeout = settings.pop("lock_timeout", LEASE)
+        self.cache = opened(settings.pop("cache" if "cache" in settings else "directory"), **settings)
 
     def has_lock_timeout(self) -> bool:
         """Tell whether others may create a value after some time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from diskcache_like.integrations.dogpile import DogpileBackend
 
 from ..support.cache_kinds import Clock
 from ..support.project import ROOT
+from ..support.workers import in_thread
 
 
 def region(cache: Cache, options: Any = None, **arguments: Any) -> Any:
@@ -61,6 +63,29 @@ def test_entries_are_kept_as_long_as_the_region_says(cache: Cache, clock: Clock)
     region(cache, expire=10).set("key", 1)
     clock.now += 10
     assert not region(cache).get("key")
+
+
+def test_other_arguments_are_settings(cache: Cache, tmp_path: Path) -> None:
+    made = make_region().configure("diskcache_like", arguments={"directory": tmp_path / "d", "max_entries": 5})
+    with made.backend.cache as opened:
+        assert opened.max_entries == 5
+    with pytest.raises(TypeError, match="max_entries"):
+        region(cache, max_entries=5)
+
+
+def test_another_thread_may_release_what_it_creates_a_value_under(cache: Cache, clock: Clock) -> None:
+    def run(made: Any, key: str, create: Any, mutex: Any) -> None:
+        def work() -> None:
+            made.set(key, create())
+            mutex.release()
+
+        in_thread(work)
+
+    made = region(cache, {"async_creation_runner": run})
+    made.set("key", "old")
+    found = made.get_or_create("key", lambda: "new", expiration_time=0)
+    assert (found, made.get("key")) == ("old", "new")
+    assert not made.backend.get_mutex("key").locked()
 
 
 def test_one_at_a_time_may_create_a_value_until_its_lease_ends(cache: Cache, clock: Clock) -> None:
