@@ -21,7 +21,7 @@ class Mutex(Lock):
     """The right to create one value, between threads and processes; it ends with its lease if its owner dies."""
 
     def release(self) -> None:
-        """Give the right up. Whose lease ran out has computed what another one computes, too, and that is all."""
+        """Give the right up; if its lease ran out, two have created the same value, and nothing worse has happened."""
         with suppress(LeaseLost):
             super().release()
 
@@ -35,7 +35,7 @@ class DogpileBackend(CacheBackend):
 
     `arguments`: `cache`, a directory, or a Cache, FanoutCache or namespace, or else `directory`, for configuration
     files; `lock_timeout`, the seconds after which another may create a value that one is still creating (60); `expire`,
-    the seconds that entries are kept, which should be more than the region's `expiration_time`; all others are settings
+    the seconds that entries are kept, which should be longer than the region's `expiration_time`; others are settings
     for the cache in a directory. Values are encoded as the cache's are; a region with a `serializer` stores its bytes.
     """
 

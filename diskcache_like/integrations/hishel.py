@@ -1,4 +1,4 @@
-"""Storages for hishel 2, for clients that are asynchronous and for those that are not."""
+"""Storages for hishel 2, for synchronous and for asynchronous clients."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class _Storage:
 
 
 class HishelStorage(_Storage, BaseStorage):
-    """A storage for clients and transports that are not asynchronous.
+    """A storage for synchronous clients and transports.
 
     `cache`: a directory, or a Cache, FanoutCache or namespace, or the `aio` of one, for this storage alone; `options`:
     hishel's `default_ttl`, `default_tti` and `max_stream_size`. How much is kept is up to the cache's `size_limit`.
@@ -89,7 +89,7 @@ class HishelStorage(_Storage, BaseStorage):
 
 
 class AsyncHishelStorage(_Storage, AsyncBaseStorage):
-    """The same for asyncio; it waits for the cache in threads."""
+    """A storage for asynchronous clients on asyncio, which waits for the cache in threads; see `HishelStorage`."""
 
     async def create_entry(
         self, request: Request, response: Response, key: str, *, ttl: Any = None, tti: Any = None

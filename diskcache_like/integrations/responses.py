@@ -34,7 +34,7 @@ class Head(NamedTuple):
 
 
 class Responses:
-    """Responses by keys, several for each. That the cache fails is logged, and no response is there then."""
+    """Responses by key, several for each. Where the cache fails, that is logged, and there is no response."""
 
     def __init__(self, cache: Cache, largest: int | None) -> None:
         self.cache = cache
