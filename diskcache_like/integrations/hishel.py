@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from .hosts import Given, host, opened
+from .hosts import Given, host, is_directory, opened
 from .responses import Head, Responses, Saving
 
 with host("hishel", "hishel"):
@@ -25,6 +25,7 @@ class _Storage:
 
     def __init__(self, cache: Given, **options: Any) -> None:
         super().__init__(**options)
+        self._owns = is_directory(cache)
         self._responses = Responses(opened(cache), options.get("max_stream_size"))
 
     def _begin(self, id: uuid.UUID, request: Request, response: Response, key: str, ttl: Any, tti: Any) -> Saving:
@@ -47,6 +48,10 @@ class _Storage:
 
     def _remove(self, id: uuid.UUID) -> None:
         self._responses.remove(id.bytes)
+
+    def _close(self) -> None:
+        if self._owns:
+            self._responses.cache.close()
 
 
 class HishelStorage(_Storage, BaseStorage):
@@ -87,6 +92,10 @@ class HishelStorage(_Storage, BaseStorage):
         """Remove a response; whoever is reading it goes on."""
         self._remove(id)
 
+    def close(self) -> None:
+        """Close the files of a cache that it opened; the next operation opens them again."""
+        self._close()
+
 
 class AsyncHishelStorage(_Storage, AsyncBaseStorage):
     """A storage for asynchronous clients on asyncio, which waits for the cache in threads; see `HishelStorage`."""
@@ -125,6 +134,10 @@ class AsyncHishelStorage(_Storage, AsyncBaseStorage):
     async def remove_entry(self, id: uuid.UUID) -> None:
         """Remove a response; whoever is reading it goes on."""
         await asyncio.to_thread(self._remove, id)
+
+    async def close(self) -> None:
+        """Close the files of a cache that it opened; the next operation opens them again."""
+        await asyncio.to_thread(self._close)
 
 
 def _plain(headers: Headers) -> dict[str, list[str]]:

@@ -19,6 +19,7 @@ from diskcache_like import Cache, Timeout
 from diskcache_like.integrations.hishel import AsyncHishelStorage, HishelStorage
 
 from ..support.cache_kinds import QUICK
+from ..support.leaks import open_descriptors
 
 PIECES = [b"x" * 100_000, b"y" * 100_000]
 
@@ -133,6 +134,31 @@ def test_headers_are_replaced_and_limits_stay(live: Cache) -> None:
     (until,) = (live.get(key, expire_time=True)[1] for key in live if key[0] == "head")
     assert until is not None
     assert time.time() < until <= time.time() + 50
+
+
+def test_a_storage_closes_what_it_opened(live: Cache, tmp_path_factory: pytest.TempPathFactory) -> None:
+    own = tmp_path_factory.mktemp("own")
+
+    def files() -> list[str]:
+        return [name for name in open_descriptors().values() if name.startswith(str(own))]
+
+    async def use() -> None:
+        storage = AsyncHishelStorage(own)
+        assert len(await storage.get_entries("key")) == 1
+        await storage.close()
+
+    storage = HishelStorage(own)
+    read(begin(storage))
+    assert files()
+    storage.close()
+    assert not files()
+    assert len(storage.get_entries("key")) == 1
+    storage.close()
+    storage.close()
+    asyncio.run(use())
+    assert not files()
+    with patch.object(Cache, "close", side_effect=AssertionError):
+        HishelStorage(live).close()
 
 
 def test_asynchronous_and_other_clients_share_responses(live: Cache) -> None:
