@@ -31,7 +31,7 @@ class RequestsStorage(BaseStorage):
 
     def __setitem__(self, key: str, value: Any) -> None:
         seconds = getattr(value, "expires_delta", None)  # of a response; None for never
-        expire = None if seconds is None or seconds + self._stale <= 0 else seconds + self._stale
+        expire = None if seconds is None else max(seconds, 0) + self._stale
         self._space.set(key, self.serialize(value), expire, retry=True)
 
     def __delitem__(self, key: str) -> None:
