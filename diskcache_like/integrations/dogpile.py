@@ -35,15 +35,15 @@ class DogpileBackend(CacheBackend):
 
     `arguments`: `cache`, a directory, or a Cache, FanoutCache or namespace, or else `directory`, for configuration
     files; `lock_timeout`, the seconds after which another may create a value that one is still creating (60); `expire`,
-    the seconds that entries are kept, which should be longer than the region's `expiration_time`; others are settings
-    for the cache in a directory. Values are encoded as the cache's are; a region with a `serializer` stores its bytes.
+    the seconds that entries are kept, which should be longer than the region's `expiration_time`. Others are passed
+    over, as dogpile.cache wants it: for settings, give a `cache`. Values are encoded as the cache's are; a region with
+    a `serializer` stores its bytes.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
-        settings = dict(arguments)
-        self.expire = settings.pop("expire", None)
-        self.lock_timeout = settings.pop("lock_timeout", LEASE)
-        self.cache = opened(settings.pop("cache" if "cache" in settings else "directory"), **settings)
+        self.cache = opened(arguments["cache"] if "cache" in arguments else arguments["directory"])
+        self.expire = arguments.get("expire")
+        self.lock_timeout = arguments.get("lock_timeout", LEASE)
 
     def has_lock_timeout(self) -> bool:
         """Tell whether others may create a value after some time."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,14 +62,6 @@ def test_entries_are_kept_as_long_as_the_region_says(cache: Cache, clock: Clock)
     region(cache, expire=10).set("key", 1)
     clock.now += 10
     assert not region(cache).get("key")
-
-
-def test_other_arguments_are_settings(cache: Cache, tmp_path: Path) -> None:
-    made = make_region().configure("diskcache_like", arguments={"directory": tmp_path / "d", "max_entries": 5})
-    with made.backend.cache as opened:
-        assert opened.max_entries == 5
-    with pytest.raises(TypeError, match="max_entries"):
-        region(cache, max_entries=5)
 
 
 def test_another_thread_may_release_what_it_creates_a_value_under(cache: Cache, clock: Clock) -> None:
