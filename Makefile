@@ -20,7 +20,7 @@ PEERS := $(VENV)/.installed-to-compare
 SOURCES := $(wildcard pyproject.toml setup.py setup.cfg tools/build_backend.py diskcache_like/coherence/*.[ch])
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types imports sanitize unit prove prove-short django third-party recipes matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-frames bench-quick bench-peers compare objectives install clean venv-module bench-async bench-django bench-overview bench-machines bench-hits bench-serving
+.PHONY: help demo test lint types imports sanitize unit prove prove-short django hosts third-party recipes matrix fuzz fuzz-coverage docs dist wheels format bench bench-codecs bench-frames bench-quick bench-peers compare objectives install clean venv-module bench-async bench-django bench-overview bench-machines bench-hits bench-serving
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -31,7 +31,7 @@ demo: $(RUN)  ## see the cache work on the standard library of this Python (ARGS
 # The checks that run in one process come first, two at a time. Where make can, it keeps the output of each together.
 test: $(PEERS)  ## run everything that CI runs
 	@$(MAKE) --no-print-directory --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) \
-	    lint types imports sanitize docs dist django
+	    lint types imports sanitize docs dist django hosts recipes
 	@$(MAKE) --no-print-directory unit prove-short
 
 lint: $(DEV)  ## check style and formatting
@@ -53,10 +53,13 @@ unit: $(PEERS)  ## run the tests (ARGS="-k name")
 django: $(DEV)  ## run Django's own cache tests on DjangoCache
 	$(BIN)/python -m tools.django_suite
 
+hosts: $(DEV)  ## run the tests of the libraries that have adapters here, on these
+	$(BIN)/python -m tools.third_party --check
+
 third-party: $(DEV)  ## run other projects' tests as they are and on this package (ARGS="PROJECT ...")
 	$(BIN)/python -m tools.third_party $(ARGS)
 
-recipes: $(DEV)  ## run the recipes of docs/libraries.md whose libraries `make test` does not install
+recipes: $(DEV)  ## run the recipes of docs/libraries.md whose libraries .venv does not have
 	$(BIN)/python -m tools.recipes
 
 matrix: $(DEV)  ## run chosen tests with every Python and SQLite at hand (ARGS="--python COMMAND --sqlite VERSION --all --arm64")

@@ -35,6 +35,7 @@ from .structures.deque import Deque
 from .structures.fanout import FanoutCache
 from .structures.index import Index
 from .system.blocking import WouldBlock, block
+from .system.generics import K, OfKeysAndValues, T, V
 from .system.threads import MAX_THREADS, Threads, in_new_thread
 
 if TYPE_CHECKING:
@@ -42,9 +43,8 @@ if TYPE_CHECKING:
 
 CALLS_ON_LOOPS = True  # for `may_block`
 
-OneCache, OneDeque, OneIndex = Cache[Any, Any], Deque[Any], Index[Any, Any]  # the classes, to type checkers
 P = ParamSpec("P")
-K = TypeVar("K")
+Key = TypeVar("Key")
 R = TypeVar("R")
 S = TypeVar("S")
 
@@ -123,7 +123,7 @@ def _opens(method: Method[S, P, Any]) -> Callable[Concatenate[Any, P], AbstractA
     return like(method)(open)
 
 
-class AsyncCache(Face[Cache]):
+class AsyncCache(OfKeysAndValues[K, V], Face[Cache[K, V]]):
     """A cache for coroutines: the operations of `Cache`, awaited, none of which blocks the event loop.
 
     Arguments as for `Cache`, and `max_threads`: how many threads readers, writers and functions that compute may each
@@ -150,7 +150,11 @@ class AsyncCache(Face[Cache]):
         self._opened = partial(self._KIND, *args, **settings)
         self._max_threads, self._executor = max_threads, executor
 
-    if not TYPE_CHECKING:  # or type checkers would accept every name
+    if TYPE_CHECKING:
+
+        def __aiter__(self) -> AsyncIterator[K]: ...
+
+    else:  # or type checkers would accept every name
 
         def __getattr__(self, name: str) -> Any:
             if name not in ("_sync", "_threads", "_transactions", "_writes_slowly", "_get"):
@@ -176,32 +180,32 @@ class AsyncCache(Face[Cache]):
             self._take(await in_new_thread(self._opened))
         return self
 
-    get = _gets(OneCache.get)
-    get_and_touch = writes(OneCache.get_and_touch)
-    read = reads(Cache.read)
-    get_entry = reads(Cache.get_entry)
+    get = _gets(Cache[K, V].get)
+    get_and_touch = writes(Cache[K, V].get_and_touch)
+    read = reads(Cache[K, V].read)
+    get_entry = reads(Cache[K, V].get_entry)
     why = reads(Cache.why)
-    getitem = reads(OneCache.__getitem__)
+    getitem = reads(Cache[K, V].__getitem__)
     contains = reads(Cache.__contains__)
-    set = writes(Cache.set)
-    setitem = writes(Cache.__setitem__)
-    add = writes(Cache.add)
-    incr = writes(Cache.incr)
-    decr = writes(Cache.decr)
-    touch = writes(Cache.touch)
-    touch_many = in_bulk(Cache.touch_many)
-    incr_many = in_bulk(Cache.incr_many)
-    retag = writes(Cache.retag)
-    pop = writes(OneCache.pop)
-    delete = writes(Cache.delete)
-    delitem = writes(Cache.__delitem__)
+    set = writes(Cache[K, V].set)
+    setitem = writes(Cache[K, V].__setitem__)
+    add = writes(Cache[K, V].add)
+    incr = writes(Cache[K, V].incr)
+    decr = writes(Cache[K, V].decr)
+    touch = writes(Cache[K, V].touch)
+    touch_many = in_bulk(Cache[K, V].touch_many)
+    incr_many = in_bulk(Cache[K, V].incr_many)
+    retag = writes(Cache[K, V].retag)
+    pop = writes(Cache[K, V].pop)
+    delete = writes(Cache[K, V].delete)
+    delitem = writes(Cache[K, V].__delitem__)
     push = writes(Cache.push)
     pull = writes(Cache.pull)
     peek = writes(Cache.peek)
     peekitem = writes(Cache.peekitem)
-    get_many = writes(OneCache.get_many)
-    set_many = writes(Cache.set_many)
-    delete_many = in_bulk(Cache.delete_many)
+    get_many = writes(Cache[K, V].get_many)
+    set_many = writes(Cache[K, V].set_many)
+    delete_many = in_bulk(Cache[K, V].delete_many)
     clear = in_bulk(Cache.clear)
     evict = in_bulk(Cache.evict)
     expire = in_bulk(Cache.expire)
@@ -266,25 +270,25 @@ class AsyncCache(Face[Cache]):
     @overload
     def get_or_set_many(
         self,
-        keys_: Iterable[K],
-        compute_missing: Callable[[list[K]], Coroutine[Any, Any, Mapping[K, R]]],
+        keys_: Iterable[Key],
+        compute_missing: Callable[[list[Key]], Coroutine[Any, Any, Mapping[Key, R]]],
         expire: Lifetime | Callable[[R], Any] | None = ...,
         *,
         tag: Any = ...,
         tags: Iterable[Any] | Callable[[R], Iterable[Any]] | None = ...,
         **options: Unpack[KeepingOptions],
-    ) -> Coroutine[Any, Any, dict[K, R]]: ...
+    ) -> Coroutine[Any, Any, dict[Key, R]]: ...
     @overload
     def get_or_set_many(
         self,
-        keys_: Iterable[K],
-        compute_missing: Callable[[list[K]], Mapping[K, R]],
+        keys_: Iterable[Key],
+        compute_missing: Callable[[list[Key]], Mapping[Key, R]],
         expire: Lifetime | Callable[[R], Any] | None = ...,
         *,
         tag: Any = ...,
         tags: Iterable[Any] | Callable[[R], Iterable[Any]] | None = ...,
         **options: Unpack[KeepingOptions],
-    ) -> Coroutine[Any, Any, dict[K, R]]: ...
+    ) -> Coroutine[Any, Any, dict[Key, R]]: ...
     def get_or_set_many(self, keys_: Iterable[Any], compute_missing: Any, *args: Any, **options: Any) -> Any:
         """Do what `Cache.get_or_set_many` does; a function that is no coroutine function is called in a thread."""
         return self._sync.get_or_set_many(keys_, self._awaitable(compute_missing), *args, **options)
@@ -309,23 +313,23 @@ class AsyncCache(Face[Cache]):
         return called
 
 
-class AsyncDeque(Face[Deque]):
+class AsyncDeque(Face[Deque[T]]):
     """A deque for coroutines: `deque.aio`."""
 
-    getitem = reads(OneDeque.__getitem__)
+    getitem = reads(Deque[T].__getitem__)
     contains = reads(Deque.__contains__)
-    peekleft = reads(OneDeque.peekleft)
-    setitem = writes(Deque.__setitem__)
+    peekleft = reads(Deque[T].peekleft)
+    setitem = writes(Deque[T].__setitem__)
     delitem = writes(Deque.__delitem__)
-    pop = writes(OneDeque.pop)
-    peek = writes(OneDeque.peek)
-    popleft = writes(OneDeque.popleft)
-    append = writes(Deque.append)
-    appendleft = writes(Deque.appendleft)
-    extend = writes(Deque.extend)
-    extendleft = writes(Deque.extendleft)
-    insert = in_bulk(Deque.insert)
-    remove = in_bulk(Deque.remove)
+    pop = writes(Deque[T].pop)
+    peek = writes(Deque[T].peek)
+    popleft = writes(Deque[T].popleft)
+    append = writes(Deque[T].append)
+    appendleft = writes(Deque[T].appendleft)
+    extend = writes(Deque[T].extend)
+    extendleft = writes(Deque[T].extendleft)
+    insert = in_bulk(Deque[T].insert)
+    remove = in_bulk(Deque[T].remove)
     rotate = in_bulk(Deque.rotate)
     reverse = in_bulk(Deque.reverse)
     clear = in_bulk(Deque.clear)
@@ -335,30 +339,30 @@ class AsyncDeque(Face[Deque]):
     transact = transacts(Deque.transact)
 
 
-class AsyncIndex(Face[Index]):
+class AsyncIndex(OfKeysAndValues[K, V], Face[Index[K, V]]):
     """An index for coroutines: `index.aio`."""
 
-    get = reads(OneIndex.get)
-    getitem = reads(OneIndex.__getitem__)
+    get = reads(Index[K, V].get)
+    getitem = reads(Index[K, V].__getitem__)
     contains = reads(Index.__contains__)
-    setitem = writes(Index.__setitem__)
-    delitem = writes(Index.__delitem__)
-    setdefault = writes(OneIndex.setdefault)
-    pop = writes(OneIndex.pop)
-    popitem = writes(OneIndex.popitem)
-    peekitem = writes(OneIndex.peekitem)
+    setitem = writes(Index[K, V].__setitem__)
+    delitem = writes(Index[K, V].__delitem__)
+    setdefault = writes(Index[K, V].setdefault)
+    pop = writes(Index[K, V].pop)
+    popitem = writes(Index[K, V].popitem)
+    peekitem = writes(Index[K, V].peekitem)
     push = writes(Index.push)
     pull = writes(Index.pull)
     update = in_bulk(Index.update)
     clear = in_bulk(Index.clear)
     length = reads_in_bulk(Index.__len__)
-    keys = iterates(OneIndex.keys)
-    values = iterates(OneIndex.values)
-    items = iterates(OneIndex.items)
+    keys = iterates(Index[K, V].keys)
+    values = iterates(Index[K, V].values)
+    items = iterates(Index[K, V].items)
     transact = transacts(Index.transact)
 
 
-class AsyncFanoutCache(AsyncCache):
+class AsyncFanoutCache(AsyncCache[K, V]):
     """A `FanoutCache` for coroutines; arguments as for `FanoutCache` and `AsyncCache`."""
 
     _KIND = FanoutCache
@@ -377,9 +381,9 @@ class AsyncFanoutCache(AsyncCache):
         self._open_later(max_threads, executor, directory, shards, timeout, disk, **settings)
 
     @property
-    def sync(self) -> FanoutCache:
+    def sync(self) -> FanoutCache[K, V]:
         """Return the cache behind this face; both use one handle."""
-        found: FanoutCache = self._sync
+        found: FanoutCache[K, V] = self._sync
         return found
 
     @like(FanoutCache.cache)

@@ -718,6 +718,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValue
         pairs = items.items() if isinstance(items, Mapping) else several("items", items, "a mapping, or (key, number)")
 
         def incr(pair: tuple[Any, Any]) -> tuple[Any, Any]:
+            hash(pair[0])  # for the dictionary: here an error still takes the batch back
             return pair[0], self.incr(*pair, default)
 
         return dict(self._for_each(in_pairs("items", pairs), incr, retry, key_of=operator.itemgetter(0)))
@@ -924,9 +925,9 @@ class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValue
         return namespaces.view(self, path_of((name,)))  # type: ignore[no-any-return]  # of this class
 
     @property
-    def aio(self) -> AsyncCache:
+    def aio(self) -> AsyncCache[K, V]:
         """Return this cache for coroutines: the same operations, awaited; see `AsyncCache`."""
-        found: AsyncCache = awaited.face("AsyncCache", self)
+        found: AsyncCache[K, V] = awaited.face("AsyncCache", self)
         return found
 
     # -- the handle -----------------------------------------------------------------------------------------------

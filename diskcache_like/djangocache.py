@@ -24,10 +24,11 @@ from .cache import Cache
 from .encoding.values import is_small
 from .errors import CacheError
 from .memoizing.call_keys import CallKeys
-from .memoizing.computed import ComputingOptions, rules_of
+from .memoizing.computed import ComputingOptions, KeepingOptions, origin_of, rules_of
 from .memoizing.memoize import memoize
 from .operations.tagging import Match
 from .settings.definitions import DEFAULT_SETTINGS
+from .settings.misuse import called
 from .structures.deque import Deque
 from .structures.fanout import FanoutCache
 from .structures.index import Index
@@ -411,6 +412,55 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
             if not self._cache.set(made, value, expire, retry=True, tags=tags)
         ]
 
+    def touch_many(self, keys: Iterable[Any], timeout: Any = DEFAULT_TIMEOUT, version: int | None = None) -> int:
+        """Give each of the keys that has a live entry a new timeout; return how many there were."""
+        made = [self.make_and_validate_key(key, version) for key in keys]
+        return self._cache.touch_many(made, self.get_backend_timeout(timeout), retry=True)
+
+    def incr_many(
+        self, data: Mapping[Any, float], version: int | None = None, default: int | None = None
+    ) -> dict[Any, Any]:
+        """Add a number to the one under each key, as `incr` does, and return a dictionary of the sums.
+
+        Raises ValueError for a missing key, unless there is a default. Each shard's part is atomic.
+        """
+        made = {key: self.make_and_validate_key(key, version) for key in data}
+        try:
+            sums = self._cache.incr_many([(made[key], delta) for key, delta in data.items()], default, retry=True)
+        except KeyError as error:
+            missing = next(key for key, stored in made.items() if stored == error.args[0])
+            raise ValueError(f"Key {missing!r} not found") from None
+        return {key: sums[stored] for key, stored in made.items()}
+
+    def get_or_set_many(
+        self,
+        keys: Iterable[Any],
+        compute_missing: Callable[[list[Any]], Mapping[Any, Any]],
+        timeout: Any = DEFAULT_TIMEOUT,
+        version: int | None = None,
+        *,
+        tags: Iterable[Any] | Callable[[Any], Iterable[Any]] | None = None,
+        **options: Unpack[KeepingOptions],
+    ) -> dict[Any, Any]:
+        """Return a dictionary of the values of keys; those that are missing come from one call, and are stored.
+
+        `compute_missing` gets the list of the missing keys, as the caller has them, and returns a mapping; see
+        `Cache.get_or_set_many`, also for `options`. No coroutine function: `aget_or_set_many` calls it in a thread.
+        """
+        called("compute_missing", compute_missing, "a function of a list of keys")
+        made = {self.make_and_validate_key(key, version): key for key in keys}
+
+        @functools.wraps(origin_of(compute_missing), updated=())
+        def compute(missing: list[Any]) -> Any:
+            values: Any = compute_missing([made[stored] for stored in missing])
+            if not isinstance(values, Mapping):
+                return values  # of which the cache says what is wrong with it
+            return {stored: values[made[stored]] for stored in missing if made[stored] in values}
+
+        expire = self.get_backend_timeout(timeout)
+        found = self._cache.get_or_set_many(made, compute, expire, tags=tags, **options)
+        return {made[stored]: value for stored, value in found.items()}
+
     def delete_many(self, keys: Iterable[Any], version: int | None = None) -> None:
         """Remove the entries of the keys."""
         self._cache.delete_many([self.make_and_validate_key(key, version) for key in keys], retry=True)
@@ -526,6 +576,9 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
     aincr_version = _twin(incr_version, bulk=True)
     aget_many = _twin(get_many)
     aset_many = _twin(set_many)
+    atouch_many = _twin(touch_many, bulk=True)
+    aincr_many = _twin(incr_many, bulk=True)
+    aget_or_set_many = _twin(get_or_set_many, bulk=True)
     adelete_many = _twin(delete_many)
     aexpire = _twin(expire, bulk=True)
     astats = _twin(stats, bulk=True)

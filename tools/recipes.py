@@ -1,4 +1,4 @@
-"""Run the recipes of `docs/libraries.md` whose libraries are too heavy for `make test`, in an environment of their own.
+"""Run the recipes of `docs/libraries.md` whose libraries are too many for `.venv`, in an environment of their own.
 
 `make recipes` runs it, with the libraries at the versions named here. The other recipes of the page run with the rest
 of the documentation.

@@ -356,5 +356,5 @@ def data_bytes(directory: Path) -> int:
     for path in directory.rglob("*"):
         with suppress(FileNotFoundError):
             if path.is_file() and not path.name.endswith(JOURNALS):
-                found += path.stat().st_size
+                found += path.stat().st_blocks * 512  # the counts are a sparse file
     return found

@@ -15,7 +15,7 @@ import pickle
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, BinaryIO, Self
+from typing import Any, BinaryIO, ClassVar, Self
 
 from ..crypto.signing import Secret
 from ..encoding import file_names, keys, values
@@ -45,13 +45,15 @@ _QUEUE_KEYS = keys.QueueKey, keys.PrefixedQueueKey
 
 
 class Constant(tuple[str]):
-    """A named constant that is printed as its name, and stays equal to itself after pickling."""
+    """A named constant that is printed as its name, and is itself again after pickling."""
 
     __slots__ = ()
+    _known: ClassVar[dict[str, Any]] = {}
 
     def __new__(cls, name: str) -> Self:
-        """Make the constant called `name`."""
-        return super().__new__(cls, (name,))
+        """Return the constant called `name`."""
+        found: Self = cls._known.setdefault(name, super().__new__(cls, (name,)))
+        return found
 
     def __getnewargs__(self) -> tuple[str]:
         return (self[0],)

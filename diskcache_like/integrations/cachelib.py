@@ -12,7 +12,7 @@ with host("cachelib", "cachelib"):
 
 
 class CachelibCache(BaseCache):
-    """A cache as cachelib has it: a timeout of 0 is for ever, and a missing key reads as None.
+    """A cache as cachelib has it: with a timeout of 0 entries never expire, and a missing key reads as None.
 
     `cache`: a directory, or a Cache, FanoutCache or namespace; `settings`: for the cache in a directory. `clear`
     removes all that is in it, so an application that shares one gives a namespace. Numbers are counted atomically, and
@@ -31,9 +31,9 @@ class CachelibCache(BaseCache):
         self.cache = opened(cache, **settings)
 
     def _expire(self, timeout: int | timedelta | None) -> int | None:
-        """Return seconds from now, or None for never."""
+        """Return seconds from now, 0 for a moment that is past, or None for never."""
         seconds: int = self._normalize_timeout(timeout)
-        return seconds if seconds > 0 else None
+        return max(seconds, 0) if seconds else None
 
     def get(self, key: str) -> Any:
         """Return the value of `key`, or None."""

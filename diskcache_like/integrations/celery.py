@@ -11,7 +11,7 @@ from .hosts import Given, host, opened
 
 with host("celery", "celery"):
     from celery.backends.base import KeyValueStoreBackend
-    from celery.exceptions import ImproperlyConfigured
+    from celery.exceptions import BackendStoreError, ImproperlyConfigured
 
 SCHEME = "diskcache-like://"
 
@@ -32,6 +32,7 @@ class CeleryBackend(KeyValueStoreBackend):
     def __init__(self, app: Any, url: str | None = None, expires: Any = None, cache: Given = None, **options: Any):
         super().__init__(app, url=url, **options)
         self.expires = self.prepare_expires(expires, type=int)
+        self._given = cache
         self.cache = self._opened(url) if cache is None else opened(cache)
 
     def _opened(self, url: str | None) -> Cache:
@@ -43,7 +44,8 @@ class CeleryBackend(KeyValueStoreBackend):
         return opened(directory, **settings)
 
     def __reduce__(self, args: Any = (), kwargs: Any = None) -> Any:
-        return super().__reduce__(args, {**(kwargs or {}), "url": SCHEME + self.cache.directory})
+        own = {"url": self.url, "expires": self.expires, "cache": self._given}
+        return super().__reduce__(args, {**(kwargs or {}), **own})
 
     def get(self, key: bytes) -> Any:
         """Return what is stored under `key`, or None."""
@@ -55,8 +57,9 @@ class CeleryBackend(KeyValueStoreBackend):
         return list(map(self.cache.get_many(wanted).get, wanted))
 
     def set(self, key: bytes, value: Any) -> None:
-        """Store a value for as long as results are kept."""
-        self.cache.set(key, value, self.expires or None, retry=True)
+        """Store a value for as long as results are kept; raise BackendStoreError if it can never fit the size limit."""
+        if not self.cache.set(key, value, self.expires or None, retry=True):
+            raise BackendStoreError(f"a result of {len(value)} bytes is larger than size_limit allows")
 
     def delete(self, key: bytes) -> None:
         """Remove a value."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ..errors import LeaseLost
 from ..recipes.locks import Lock
+from ..recipes.owners import Owner
 from ..system.signals import suppress
 from .hosts import host, opened
 
@@ -20,9 +21,13 @@ class Mutex(Lock):
     """The right to create one value, between threads and processes; it ends with its lease if its owner dies."""
 
     def release(self) -> None:
-        """Give the right up. Whose lease ran out has computed what another one computes, too, and that is all."""
+        """Give the right up; if its lease ran out, two have created the same value, and nothing worse has happened."""
         with suppress(LeaseLost):
             super().release()
+
+    def _releaser(self) -> Owner:
+        # A region with an `async_creation_runner` acquires it in one thread, and has another one release it.
+        return self._held[0][0] if self._held else super()._releaser()
 
 
 class DogpileBackend(CacheBackend):
@@ -30,8 +35,9 @@ class DogpileBackend(CacheBackend):
 
     `arguments`: `cache`, a directory, or a Cache, FanoutCache or namespace, or else `directory`, for configuration
     files; `lock_timeout`, the seconds after which another may create a value that one is still creating (60); `expire`,
-    the seconds that entries are kept, which should be more than the region's `expiration_time`. Values are encoded as
-    the cache's are; a region with a `serializer` stores its bytes.
+    the seconds that entries are kept, which should be longer than the region's `expiration_time`. Others are passed
+    over, as dogpile.cache wants it: for settings, give a `cache`. Values are encoded as the cache's are; a region with
+    a `serializer` stores its bytes.
     """
 
     def __init__(self, arguments: Mapping[str, Any]) -> None:
@@ -49,13 +55,23 @@ class DogpileBackend(CacheBackend):
 
     def get(self, key: str) -> Any:
         """Return the value with its metadata, or NO_VALUE."""
-        return _value(self.cache.get(key, NO_VALUE))
+        return _value(self.cache.get(key))
 
     def get_multi(self, keys: Iterable[str]) -> list[Any]:
         """Return what `get` returns, for each of the keys."""
+        return self._all(keys, _value)
+
+    def get_serialized(self, key: str) -> Any:
+        """Return the bytes that a region with a serializer has stored, or NO_VALUE."""
+        return _bytes(self.cache.get(key))
+
+    def get_serialized_multi(self, keys: Iterable[str]) -> list[Any]:
+        """Return what `get_serialized` returns, for each of the keys."""
+        return self._all(keys, _bytes)
+
+    def _all(self, keys: Iterable[str], read: Callable[[Any], Any]) -> list[Any]:
         wanted = list(keys)
-        found = self.cache.get_many(wanted)
-        return [_value(found.get(key, NO_VALUE)) for key in wanted]
+        return [read(found) for found in map(self.cache.get_many(wanted).get, wanted)]
 
     def set(self, key: str, value: Any) -> None:
         """Store a value with its metadata."""
@@ -65,8 +81,7 @@ class DogpileBackend(CacheBackend):
         """Store all of them."""
         self.cache.set_many([(key, _plain(value)) for key, value in mapping.items()], self.expire, retry=True)
 
-    get_serialized, get_serialized_multi = get, get_multi  # bytes, which the cache stores as they are
-    set_serialized, set_serialized_multi = set, set_multi
+    set_serialized, set_serialized_multi = set, set_multi  # of bytes, which the cache stores as they are
 
     def delete(self, key: str) -> None:
         """Remove a value, if it is there."""
@@ -83,4 +98,11 @@ def _plain(value: Any) -> Any:
 
 
 def _value(found: Any) -> Any:
-    return CachedValue(*found) if isinstance(found, tuple) else found
+    match found:
+        case (payload, dict() as metadata):
+            return CachedValue(payload, metadata)
+    return NO_VALUE  # or what a region of another kind has stored
+
+
+def _bytes(found: Any) -> Any:
+    return found if isinstance(found, bytes) else NO_VALUE

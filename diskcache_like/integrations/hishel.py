@@ -1,4 +1,4 @@
-"""Storages for hishel 2, for clients that are asynchronous and for those that are not."""
+"""Storages for hishel 2, for synchronous and for asynchronous clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from .hosts import Given, host, opened
+from .hosts import Given, host, is_directory, opened
 from .responses import Head, Responses, Saving
 
 with host("hishel", "hishel"):
@@ -25,6 +25,7 @@ class _Storage:
 
     def __init__(self, cache: Given, **options: Any) -> None:
         super().__init__(**options)
+        self._owns = is_directory(cache)
         self._responses = Responses(opened(cache), options.get("max_stream_size"))
 
     def _begin(self, id: uuid.UUID, request: Request, response: Response, key: str, ttl: Any, tti: Any) -> Saving:
@@ -34,7 +35,7 @@ class _Storage:
         return Saving(self._responses, id.bytes, key, Head(deadline, idle, told))
 
     def _found(self, key: str) -> list[Entry]:
-        return [self._entry(id, *told) for id, told in self._responses.find(key)]
+        return self._responses.find(key, self._entry)
 
     def _entry(self, id: bytes, method: str, url: str, asked: Any, status: int, answered: Any) -> Entry:
         body = self._read(id)  # type: ignore[attr-defined]
@@ -48,9 +49,13 @@ class _Storage:
     def _remove(self, id: uuid.UUID) -> None:
         self._responses.remove(id.bytes)
 
+    def _close(self) -> None:
+        if self._owns:
+            self._responses.cache.close()
+
 
 class HishelStorage(_Storage, BaseStorage):
-    """A storage for clients and transports that are not asynchronous.
+    """A storage for synchronous clients and transports.
 
     `cache`: a directory, or a Cache, FanoutCache or namespace, or the `aio` of one, for this storage alone; `options`:
     hishel's `default_ttl`, `default_tti` and `max_stream_size`. How much is kept is up to the cache's `size_limit`.
@@ -87,9 +92,13 @@ class HishelStorage(_Storage, BaseStorage):
         """Remove a response; whoever is reading it goes on."""
         self._remove(id)
 
+    def close(self) -> None:
+        """Close the files of a cache that it opened; the next operation opens them again."""
+        self._close()
+
 
 class AsyncHishelStorage(_Storage, AsyncBaseStorage):
-    """The same for asyncio; it waits for the cache in threads."""
+    """A storage for asynchronous clients on asyncio, which waits for the cache in threads; see `HishelStorage`."""
 
     async def create_entry(
         self, request: Request, response: Response, key: str, *, ttl: Any = None, tti: Any = None
@@ -125,6 +134,10 @@ class AsyncHishelStorage(_Storage, AsyncBaseStorage):
     async def remove_entry(self, id: uuid.UUID) -> None:
         """Remove a response; whoever is reading it goes on."""
         await asyncio.to_thread(self._remove, id)
+
+    async def close(self) -> None:
+        """Close the files of a cache that it opened; the next operation opens them again."""
+        await asyncio.to_thread(self._close)
 
 
 def _plain(headers: Headers) -> dict[str, list[str]]:

@@ -27,9 +27,14 @@ def host(package: str, extra: str) -> Iterator[None]:
         raise missing_dependency(package, extra, f"diskcache_like.integrations.{extra.replace('-', '_')}") from error
 
 
+def is_directory(cache: Given) -> bool:
+    """Tell whether an adapter was given a directory, and so has to open the cache, and to close it."""
+    return isinstance(cache, str | os.PathLike)
+
+
 def opened(cache: Given, **settings: Any) -> Cache:
     """Return the cache that an adapter was given, or that in the directory, which it opens with the settings."""
-    if isinstance(cache, str | os.PathLike):
+    if is_directory(cache):
         return Cache(cache, **settings)
     if settings:
         raise TypeError(f"settings {sorted(settings)} are for a directory: give them to the cache where it is opened")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 from ..aio import AsyncCache
-from .hosts import Given, host, opened, tag_of
+from .hosts import Given, host, is_directory, opened, tag_of
 
 with host("key_value", "key-value"):
     from key_value.aio.stores.base import (
@@ -39,7 +38,7 @@ class KeyValueStore(
     def __init__(
         self, cache: Given, *, default_collection: str | None = None, seed: Any = None, **settings: Any
     ) -> None:
-        self._owns = isinstance(cache, str | os.PathLike)
+        self._owns = is_directory(cache)
         self._cache = AsyncCache(cache, **settings) if self._owns else opened(cache, **settings).aio
         super().__init__(default_collection=default_collection, seed=seed, stable_api=True)
 

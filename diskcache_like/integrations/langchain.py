@@ -54,7 +54,7 @@ class LangChainCache(BaseCache):
 
 
 class LangChainStore(BaseStore[str, V]):
-    """Values under keys that are text, as `CacheBackedEmbeddings` and retrievers take them; arguments as above."""
+    """Values under text, for `CacheBackedEmbeddings` and retrievers; arguments as for `LangChainCache`."""
 
     def __init__(self, cache: Given, expire: Any = None, **settings: Any) -> None:
         self.cache = opened(cache, **settings)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..cache import Cache
-from .hosts import Given, host, opened
+from .hosts import Given, host, is_directory, opened
 
 with host("requests_cache", "requests-cache"):
     from requests_cache.backends import BaseCache, BaseStorage
@@ -23,6 +23,7 @@ class RequestsStorage(BaseStorage):
     ) -> None:
         super().__init__(serializer=serializer, **options)
         self._stale = stale
+        self._owns = is_directory(cache)
         self._space: Cache = opened(cache).namespace(name)
 
     def __getitem__(self, key: str) -> Any:
@@ -30,7 +31,7 @@ class RequestsStorage(BaseStorage):
 
     def __setitem__(self, key: str, value: Any) -> None:
         seconds = getattr(value, "expires_delta", None)  # of a response; None for never
-        expire = None if seconds is None or seconds + self._stale <= 0 else seconds + self._stale
+        expire = None if seconds is None else max(seconds, 0) + self._stale
         self._space.set(key, self.serialize(value), expire, retry=True)
 
     def __delitem__(self, key: str) -> None:
@@ -54,8 +55,9 @@ class RequestsStorage(BaseStorage):
         self._space.clear(retry=True)
 
     def close(self) -> None:
-        """Close the files; the next operation opens them again."""
-        self._space.close()
+        """Close the files of a cache that it opened; the next operation opens them again."""
+        if self._owns:
+            self._space.close()
 
 
 class RequestsCache(BaseCache):
@@ -73,3 +75,4 @@ class RequestsCache(BaseCache):
         super().__init__(cache_name=shared.directory, **options)
         self.responses = RequestsStorage(shared, "responses", serializer or dict_serializer, stale, **options)
         self.redirects = RequestsStorage(shared, "redirects", **options)
+        self.responses._owns = is_directory(cache)  # for both

@@ -6,15 +6,17 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from ..cache import Cache
+from ..entries.row_codec import KEEP
 from ..errors import CacheError
 from ..system.signals import reraise_signal
 from .hosts import tag_of
 
 GRACE = 180  # seconds that a body is kept longer than its head, for whoever is about to read it
 UNFINISHED = 86_400  # seconds after which nobody can still be saving a response
+Found = TypeVar("Found")
 _log = logging.getLogger(__name__)
 
 
@@ -32,7 +34,7 @@ class Head(NamedTuple):
 
 
 class Responses:
-    """Responses by keys, several for each. That the cache fails is logged, and no response is there then."""
+    """Responses by key, several for each. Where the cache fails, that is logged, and there is no response."""
 
     def __init__(self, cache: Cache, largest: int | None) -> None:
         self.cache = cache
@@ -42,21 +44,28 @@ class Responses:
         """Return a body, all of which can be read from then on; raise KeyError if it is gone."""
         return self.cache.open(("body", id))
 
-    def find(self, key: str) -> list[tuple[bytes, Any]]:
-        """Return the ids of complete responses, with what was told of each."""
-        found, now = [], time.time()
+    def find(self, key: str, read: Callable[..., Found]) -> list[Found]:
+        """Return what `read` makes of the id of each complete response and what was told of it.
+
+        A head that is none, in a directory that somebody else wrote, is passed over.
+        """
+        found: list[Found] = []
         with _softly():
             for place in self.cache.keys(tags=[tag_of(key)]):
-                packed, expires = self.cache.get(place, expire_time=True)
-                if packed is None or ("body", place[1]) not in self.cache:
-                    continue
-                head = Head(*packed)
-                left = head.left(now)
-                if head.idle and left and expires and now + left - expires >= head.idle / 2:
-                    self.cache.touch(("body", place[1]), left + GRACE, retry=True)
-                    self.cache.touch(place, left, retry=True)
-                found.append((place[1], head.told))
+                with _softly(TypeError, ValueError, AttributeError, LookupError):
+                    self._find(place, read, found)
         return found
+
+    def _find(self, place: Any, read: Callable[..., Found], found: list[Found]) -> None:
+        packed, expires = self.cache.get(place, expire_time=True)
+        if packed is None or ("body", place[1]) not in self.cache:
+            return
+        head, now = Head(*packed), time.time()
+        left = head.left(now)
+        found.append(read(place[1], *head.told))
+        if head.idle and left and expires and now + left - expires >= head.idle / 2:
+            self.cache.touch(("body", place[1]), left + GRACE, retry=True)
+            self.cache.touch(place, left, retry=True)
 
     def change(self, id: bytes, change: Callable[[Any], Any]) -> None:
         """Tell something else of a response, unless it is gone, or another one does so at the same time."""
@@ -64,9 +73,8 @@ class Responses:
             entry = self.cache.get_entry(("head", id))
             if entry is not None and entry.value is not None:
                 head = Head(*entry.value)
-                left = None if entry.expire_time is None else max(entry.expire_time - time.time(), 0.0)
                 new = tuple(head._replace(told=change(head.told)))
-                self.cache.set(("head", id), new, left, tags=entry.tags, if_version=entry.version, retry=True)
+                self.cache.set(("head", id), new, KEEP, tags=entry.tags, if_version=entry.version, retry=True)
 
     def remove(self, id: bytes) -> None:
         """Remove a response; whoever is reading it goes on."""
@@ -85,8 +93,10 @@ class Saving:
         with _softly():
             cache, left = responses.cache, head.left(time.time())
             cache.set(("head", id), None, UNFINISHED, retry=True)
-            self._version = cache.get_entry(("head", id)).version
-            self._writer = cache.open(("body", id), "wb", None if left is None else left + GRACE, retry=True)
+            placed = cache.get_entry(("head", id))
+            if placed is not None:  # the cache has room, and nobody has cleared it meanwhile
+                self._version = placed.version
+                self._writer = cache.open(("body", id), "wb", None if left is None else left + GRACE, retry=True)
 
     def write(self, piece: bytes) -> None:
         """Append to the body, if that can still be saved."""
@@ -105,10 +115,10 @@ class Saving:
             with _softly():
                 self._writer.close()
                 head, left = tuple(self._head), self._head.left(time.time())
-                self._responses.cache.set(
+                if self._responses.cache.set(
                     ("head", self._id), head, left, tag=self._tag, if_version=self._version, retry=True
-                )
-                self._writer = None
+                ):
+                    self._writer = None  # or else `close` takes the body away again
 
     def close(self) -> None:
         """Forget what is not complete."""
@@ -119,9 +129,10 @@ class Saving:
 
 
 @contextlib.contextmanager
-def _softly() -> Iterator[None]:
+def _softly(*others: type[Exception]) -> Iterator[None]:
+    failures: tuple[type[Exception], ...] = (CacheError, OSError, *others)
     try:
         yield
-    except (CacheError, OSError) as error:
+    except failures as error:
         reraise_signal(error)
         _log.exception("the cache of responses failed")

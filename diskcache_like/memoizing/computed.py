@@ -351,9 +351,14 @@ def rules_of(expire: Any, tag: Any, tags: Any, options: dict[str, Any]) -> Rules
 
 def _scope(compute: Callable[..., Any]) -> str:
     """Return the name of a function, under which its concurrent calls and its errors are counted."""
+    return plain_name(origin_of(compute))
+
+
+def origin_of(compute: Callable[..., Any]) -> Any:
+    """Return what has the name of a function: the function within a partial one, or the class of an object."""
     while isinstance(compute, functools.partial):
         compute = compute.func
-    return plain_name(compute if hasattr(compute, "__qualname__") else type(compute))
+    return compute if hasattr(compute, "__qualname__") else type(compute)
 
 
 def _with_context(compute: Callable[..., Any]) -> tuple[Callable[[Computing], Any], bool]:

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..coherence.futex import pauses, slices
 from ..encoding.record import Metadata
@@ -43,6 +43,7 @@ from .identities import plain_name
 from .rules import ERROR_PAUSE, RENEWAL_PAUSE, Computing, Rules, StoredError
 from .steps import Call, Do, InBackground, Rest, Steps, Waiting, Within, take, under_way
 
+T = TypeVar("T")
 Place = tuple[Location, int]  # of a key, and the generation of its slot at which nothing was found there, 0 for none
 
 # Why a cache may fail that serves a computation: not for an error of the caller's, nor for one that `strict` asks for.
@@ -82,12 +83,12 @@ class Computation:
         read = self.cache._hot_value if self.rules.beta else partial(self.cache.get, default=ENOVAL)
         value = self._accepted(key, self.checked(self._attempt(read, ENOVAL, key)))
         if self.rules.sliding and value is not ENOVAL:
-            self._attempt(self._slide, None, key)
+            self._attempt(self._slide, None, key, value)
         return value
 
-    def _slide(self, key: Any) -> None:
+    def _slide(self, key: Any, value: Any) -> None:
         """Renew the expiry of a value that is used."""
-        self.cache._renew(key, self.cache._rows.expiry(self.rules.expire))
+        self.cache._renew(key, self.cache._rows.expiry_or_default(self.rules.lifetime_of(value)))
 
     def look(self, key: Any) -> tuple[Any, Place | None]:
         """Return what `find` does or, where the rules are plain, a stored error, and where the key lives."""
@@ -153,8 +154,7 @@ class Computation:
                 under_way.set((*around, inside))
                 started, context = self._now(), Computing(None, None, b"")
                 value = self._watched(call)(context)
-                now = self._now()
-                metadata = self._limited(self.rules.metadata, value, context, now, max(now - started, 0.0))
+                metadata = self._metadata(value, context, started)
                 if metadata is not None:
                     self._attempt(self.cache._put, None, key, value, metadata, NOTHING, place)
                 return value
@@ -183,7 +183,7 @@ class Computation:
             if _is_over(old, now, 0):
                 self._count("stale_served")
             elif rules.sliding:
-                yield self._try(self._slide, key)
+                yield self._try(self._slide, key, old.value)
             return old.value
         usable = None if old is None or _is_over(old, now, rules.stale_if_error) else old
         return (yield from self._wait(key, call, usable))
@@ -355,20 +355,13 @@ class Computation:
             replaces = Replaces(renewed.version, renewed.metadata.remove_at)
         atomic = (flight or self.flight(key)).atomic
         keep = partial(self.cache._put, key, replaces=replaces, place=(atomic.location(), 0))
-        started, around = self._now(), under_way.get()
-        context = Computing(None, None, b"")
+        started, context = self._now(), Computing(None, None, b"")
         # Read here, so that the function does not get the very object that a caller has, who goes on with it.
         old = (yield self._do(self._old, key)) if rules.asks else None
         if old is not None:
             context = Computing(old.value, old.metadata.age(started), old.metadata.etag)
         try:
-            inside = [self._name(atomic)]
-            try:  # before it is set, so that a signal handler that raises just after that leaves nothing under way
-                under_way.set((*around, inside))
-                value = yield from self._called(partial(self._watched(call), context))
-            finally:
-                inside.clear()
-                under_way.set(around)
+            value = yield from self._within([atomic], call, context)
         except Exception as error:
             reraise_signal(error)  # an alarm, say, is no error of the function's
             is_kept = isinstance(error, rules.cache_errors)
@@ -381,22 +374,36 @@ class Computation:
                 self._count("stale_served")
                 return usable.value
             raise
-        now = self._now()
         if context.renewed:
             if old is None:
                 raise CacheError(f"key {named(key)}: its function called not_modified(), and there is no old value")
             value = old.value
             context.tags = tags_of(old.metadata.tags) if context.tags is None else context.tags
-        metadata = self._limited(rules.metadata, value, context, now, max(now - started, 0.0))
+        metadata = self._metadata(value, context, started)
         is_admitted = flight is None or usable is not None or rules.admits_all
         if metadata is not None and (is_admitted or (yield self._do(self._attempt, atomic.was_missed, True))):
             yield self._try(keep, value, metadata)
         return value
 
-    def _watched(self, call: Callable[[Computing], Any]) -> Callable[[Computing], Any]:
+    def _within(self, atomics: Iterable[AtomicKey], call: Callable[[T], Any], argument: T) -> Steps:
+        """Call the function, within which whoever wants one of these keys would wait for itself."""
+        around, inside = under_way.get(), [self._name(atomic) for atomic in atomics]
+        try:  # before it is set, so that a signal handler that raises just after that leaves nothing under way
+            under_way.set((*around, inside))
+            return (yield from self._called(partial(self._watched(call), argument)))
+        finally:
+            inside.clear()
+            under_way.set(around)
+
+    def _watched(self, call: Callable[[T], Any]) -> Callable[[T], Any]:
         """Return the function, within what watches the cache's computations, if anything does."""
         watch = self.cache._handle.watch
         return call if watch is None else watch(self.scope, call)
+
+    def _metadata(self, value: Any, context: Computing, started: float) -> Metadata | None:
+        """Return how a result is kept whose computation has ended now, None if it is not."""
+        now = self._now()
+        return self._limited(self.rules.metadata, value, context, now, max(now - started, 0.0))
 
     def _limited(self, metadata_of: Callable[..., Metadata | None], *args: Any) -> Metadata | None:
         """Return how something is kept by the rules, within what the cache's settings allow."""

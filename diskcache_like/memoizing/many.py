@@ -7,16 +7,16 @@ other.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ..entries.atomic_key import AtomicKey
 from ..entries.loading import ENOVAL
 from ..settings.misuse import wrong
 from .computing import NOTHING, Computation
 from .flights import Flight
 from .rules import Computing
-from .steps import Steps, under_way
+from .steps import Steps
 
 Call = Callable[[list[Any]], Any]  # returns a mapping of some of the keys to their values, or an awaitable of one
 
@@ -24,19 +24,21 @@ Call = Callable[[list[Any]], Any]  # returns a mapping of some of the keys to th
 def steps_for(computation: Computation, keys: list[Any], call: Call) -> Steps:
     """Compute the values of keys: with one call those that nobody else computes, then the others; return what there is.
 
-    In a transaction all of them, without waiting for others.
+    In a transaction, and where nothing is kept, all of them with one, without waiting for others.
     """
     found: dict[Any, Any] = {}
     flights: dict[Any, Flight] = {}
     try:
-        alone = yield computation._do(computation.flight(keys[0]).atomic.in_transaction)
+        alone = not computation.rules.keeps or (
+            yield computation._do(computation.flight(keys[0]).atomic.in_transaction)
+        )
         for key in keys:
             flight = computation.flight(key)
             if alone or (yield computation._begin(flight, True)):
                 flights[key] = flight
                 # Whoever computed it before stored it before they finished, and this began after that.
                 found[key] = yield computation._do(computation._present, key)
-        missing = [key for key in flights if found[key] is ENOVAL]
+        missing = {key: flight.atomic for key, flight in flights.items() if found[key] is ENOVAL}
         if missing:
             found |= yield from _computed(computation, missing, call)
     finally:
@@ -48,20 +50,12 @@ def steps_for(computation: Computation, keys: list[Any], call: Call) -> Steps:
     return {key: value for key, value in found.items() if value is not ENOVAL}
 
 
-def _computed(computation: Computation, keys: list[Any], call: Call) -> Steps:
+def _computed(computation: Computation, missing: dict[Any, AtomicKey], call: Call) -> Steps:
     """Call the function, and store what it returns where nobody has stored anything meanwhile."""
-    started, around = computation._now(), under_way.get()
-    inside = [computation._name(computation.flight(key).atomic) for key in keys]
-    try:
-        under_way.set((*around, inside))
-        values = checked(keys, (yield from computation._called(partial(call, keys))))
-    finally:
-        inside.clear()
-        under_way.set(around)
-    now = computation._now()
+    started, context = computation._now(), Computing(None, None, b"")
+    values = checked(missing, (yield from computation._within(missing.values(), call, list(missing))))
     for key, value in values.items():
-        rules, context = computation.rules, Computing(None, None, b"")
-        metadata = computation._limited(rules.metadata, value, context, now, max(now - started, 0.0))
+        metadata = computation._metadata(value, context, started)
         if metadata is not None:
             yield computation._try(computation.cache._put, key, value, metadata, NOTHING)
     return values
@@ -81,7 +75,7 @@ def _only(key: Any, call: Call) -> Callable[[Computing], Any]:
     return awaited if inspect.iscoroutinefunction(call) else lambda context: kept(context, call([key]))
 
 
-def checked(keys: list[Any], values: Any) -> dict[Any, Any]:
+def checked(keys: Iterable[Any], values: Any) -> dict[Any, Any]:
     """Return the values of those keys that a function was asked for; raise TypeError if it returned no mapping."""
     if not isinstance(values, Mapping):
         raise wrong("what compute_missing returned", values, "a mapping of keys to values")

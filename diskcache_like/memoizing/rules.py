@@ -228,16 +228,19 @@ class Rules:
         """Tell whether the lifetime is known only when there is a result."""
         return callable(self.expire) or isinstance(self.expire, datetime)
 
+    def lifetime_of(self, value: Any, given: Any = ...) -> Any:
+        """Return the lifetime of a result, for which its function may have given one."""
+        if given is ...:
+            given = self.none_expire if value is None and self.none_expire is not ... else self.expire
+        return given(value) if callable(given) else given
+
     def metadata(
         self, value: Any, context: Computing, now: float, cost: float, default: float | None = None
     ) -> Metadata | None:
         """Return how a result is kept, None if it is not kept. `default`: the lifetime where none is given."""
         if not context.store or (self.when is not None and not self.when(value)):
             return None
-        given = context.expire
-        if given is ...:
-            given = self.none_expire if value is None and self.none_expire is not ... else self.expire
-        given = given(value) if callable(given) else given
+        given = self.lifetime_of(value, context.expire)
         return self._kept(default if given is None else given, value, context, now, cost)
 
     def error_metadata(self, context: Computing, now: float, default: float | None = None) -> Metadata | None:

@@ -87,9 +87,9 @@ class Deque(InCache, abc.MutableSequence[T]):
             self._trim("front")
 
     @property
-    def aio(self) -> AsyncDeque:
+    def aio(self) -> AsyncDeque[T]:
         """Return this deque for coroutines; see `AsyncDeque`."""
-        found: AsyncDeque = awaited.face("AsyncDeque", self)
+        found: AsyncDeque[T] = awaited.face("AsyncDeque", self)
         return found
 
     # -- the ends -------------------------------------------------------------------------------------------------

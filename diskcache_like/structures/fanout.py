@@ -61,9 +61,9 @@ class FanoutCache(Cache[K, V]):
         self._children: dict[tuple[str, str], Cache | Deque | Index] = {}
 
     @property
-    def aio(self) -> AsyncFanoutCache:
+    def aio(self) -> AsyncFanoutCache[K, V]:
         """Return this cache for coroutines; see `AsyncFanoutCache`."""
-        found: AsyncFanoutCache = awaited.face("AsyncFanoutCache", self)
+        found: AsyncFanoutCache[K, V] = awaited.face("AsyncFanoutCache", self)
         return found
 
     def __getstate__(self) -> Any:

@@ -48,9 +48,9 @@ class Index(InCache, abc.MutableMapping[K, V]):
         return self
 
     @property
-    def aio(self) -> AsyncIndex:
+    def aio(self) -> AsyncIndex[K, V]:
         """Return this index for coroutines; see `AsyncIndex`."""
-        found: AsyncIndex = awaited.face("AsyncIndex", self)
+        found: AsyncIndex[K, V] = awaited.face("AsyncIndex", self)
         return found
 
     def __getitem__(self, key: K) -> V:

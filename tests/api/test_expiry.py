@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import math
+import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -98,6 +99,9 @@ KEEPING: dict[str, Callable[[Cache, str, Any], object]] = {
     ),
     "set_many": lambda cache, key, value: cache.set_many({key: value, "other": 1}, KEEP, tag="new"),
     "set_many of one": lambda cache, key, value: cache.set_many({key: value}, KEEP, tag="new"),
+    "set by another process": lambda cache, key, value: cache.set(
+        key, value, pickle.loads(pickle.dumps(KEEP)), tag="new"
+    ),
     "open": _stream,
 }
 
@@ -407,6 +411,23 @@ def test_a_result_may_stay_while_it_is_used(cache: Cache, clock: Clock, options:
         assert call() == first
         assert calls == [5, 5]
     assert square.cache_info()[:2] == (5, 2)
+
+
+@few
+@pytest.mark.parametrize("options", [{}, {"stale_if_error": 5}], ids=str)
+def test_none_stays_for_its_own_lifetime(cache: Cache, clock: Clock, options: Any) -> None:
+    @cache.memoize(expire=100, sliding=True, none_expire=10, **options)
+    def find(name: str) -> int | None:
+        calls.append(name)
+        return None
+
+    calls: list[str] = []
+    for seconds in (5, 5, 10):
+        assert find("ada") is None
+        clock.advance(seconds)
+    assert calls == ["ada"]
+    assert find("ada") is None
+    assert calls == ["ada", "ada"]
 
 
 @one

@@ -60,6 +60,9 @@ def test_an_error_takes_its_batch_back(cache: Cache) -> None:
     with pytest.raises(KeyError):
         cache.incr_many({"missing": 1}, default=None)
     assert "missing" not in cache
+    with pytest.raises(TypeError, match="unhashable"):
+        cache.incr_many([([1], 5)])
+    assert [1] not in cache
     with pytest.raises(TypeError, match="expected"):
         cache.incr_many([5])  # type: ignore[list-item]
 
@@ -224,6 +227,32 @@ def test_what_fails_is_computed_by_the_next_one(cache: Cache) -> None:
 
     assert in_threads(2, work)[1] == {3: -3, 1: -1}
     assert calls == [[3], [1], [2]]
+
+
+@few
+def test_what_is_not_kept_is_not_waited_for(cache: Cache) -> None:
+    calls: list[list[int]] = []
+
+    def compute(keys: list[int]) -> dict[int, int]:
+        calls.append([*keys])
+        if len(calls) == 1:
+            cache.get_or_set_many([1, 2], compute, 0)
+        return dict.fromkeys(keys, 0)
+
+    assert cache.get_or_set_many([1, 2], compute, 0) == {1: 0, 2: 0}
+    assert calls == [[1, 2], [1, 2]]
+
+
+@few
+def test_a_function_may_use_up_its_list(cache: Cache) -> None:
+    def compute(keys: list[int]) -> dict[int, int]:
+        found = {}
+        while keys:
+            key = keys.pop()
+            found[key] = -key
+        return found
+
+    assert cache.get_or_set_many([1, 2], compute) == cache.get_many([1, 2]) == {1: -1, 2: -2}
 
 
 @few

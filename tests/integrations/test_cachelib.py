@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,15 @@ def test_timeouts_are_seconds_and_zero_is_for_ever(cache: Cache, clock: Clock) -
     assert not adapter.add("longer", 5)
     clock.now += 10
     assert adapter.get_dict("default", "longer", "forever") == {"default": None, "longer": None, "forever": 3}
+
+
+def test_what_is_over_is_not_kept(cache: Cache) -> None:
+    adapter = CachelibCache(cache)
+    adapter.set("token", 1, timeout=-1)
+    adapter.set_many({"other": 1}, timeout=timedelta(seconds=-5))
+    assert adapter.get_many("token", "other") == [None, None]
+    assert adapter.add("token", 2, timeout=-1)
+    assert not adapter.has("token")
 
 
 def test_a_counter_keeps_its_timeout(cache: Cache, clock: Clock) -> None:

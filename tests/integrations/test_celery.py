@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.exceptions import ImproperlyConfigured
+from celery.exceptions import BackendStoreError, ImproperlyConfigured
 
 from diskcache_like import Cache
 from diskcache_like.integrations.celery import CeleryBackend
@@ -48,6 +48,20 @@ def test_a_url_names_the_directory_and_options_are_settings(tmp_path: Path) -> N
     with made.cache as cache, other.cache as again:
         assert cache.max_entries == 9
         assert list(again) == [b"mine_celery-task-meta-id"]
+
+
+def test_a_pickled_backend_has_its_cache_and_its_expiry(cache: Cache) -> None:
+    made = CeleryBackend(app("disabled"), cache=cache.namespace("celery"), expires=60)
+    made.mark_as_done("id", 1)
+    again = pickle.loads(pickle.dumps(made))
+    with again.cache._cache:
+        assert again.expires == 60
+        assert again.get_result("id") == 1
+
+
+def test_a_result_that_can_never_fit_is_an_error(tmp_path: Path) -> None:
+    with Cache(tmp_path, size_limit=10_000) as cache, pytest.raises(BackendStoreError, match="larger than size_limit"):
+        CeleryBackend(app("disabled"), cache=cache).mark_as_done("id", "x" * 20_000)
 
 
 def test_parts_of_a_chord_are_counted_by_all_workers(tmp_path: Path, clock: Clock) -> None:

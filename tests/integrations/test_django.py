@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,7 +29,18 @@ from django.core.cache.backends.base import BaseCache
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import request_started
 
-from diskcache_like import DEFAULT_SETTINGS, KEEP, Cache, Deque, DjangoCache, FanoutCache, Index, SettingError
+from diskcache_like import (
+    DEFAULT_SETTINGS,
+    KEEP,
+    Breaker,
+    BreakerOpen,
+    Cache,
+    Deque,
+    DjangoCache,
+    FanoutCache,
+    Index,
+    SettingError,
+)
 from diskcache_like.djangocache import handles
 
 from ..support.cache_kinds import QUICK, Clock
@@ -286,6 +298,54 @@ def test_many_entries_at_once(make: Maker) -> None:
     cache.delete_many(iter(["a", "missing"]))
     assert cache.get_many(["a", "none"]) == {"none": None}
     assert cache.get_or_set("made", lambda: 5) == cache.get_or_set("made", 6) == 5
+
+
+def test_many_timeouts_and_numbers_at_once(django: DjangoCache, clock: Clock) -> None:
+    django.set_many({"a": 1, "b": 2}, 10)
+    assert django.touch_many(iter(["a", "b", "missing"]), 50) == 2
+    assert django.touch_many(["a"], version=2) == 0
+    assert django.get("a", expire_time=True) == (1, clock() + 50)
+    assert run(django.atouch_many(["b"])) == 1
+    assert django.get("b", expire_time=True) == (2, clock() + 300)
+    assert django.incr_many({"a": 5, "b": -1}) == {"a": 6, "b": 1}
+    assert run(django.aincr_many({"a": 1, "new": 1}, version=2, default=0)) == {"a": 1, "new": 1}
+    assert django.get("a", expire_time=True) == (6, clock() + 50)
+    with pytest.raises(ValueError, match=r"^Key 'new' not found$"):
+        django.incr_many({"new": 1})
+
+
+def test_many_values_are_computed_with_one_call(django: DjangoCache, clock: Clock) -> None:
+    calls: list[list[Any]] = []
+
+    def lengths(keys: list[Any], added: int = 0) -> dict[Any, int]:
+        calls.append(keys)
+        return {key: len(str(key)) + added for key in keys if key != "unknown"}
+
+    django.set("aa", 20)
+    assert django.get_or_set_many(["b", "aa", "unknown", 333], lengths, 60, tags=["t"]) == {"b": 1, "aa": 20, 333: 3}
+    assert calls == [["b", "unknown", 333]]
+    assert django.get("b", expire_time=True, tag=True) == (1, clock() + 60, "t")
+    assert run(django.aget_or_set_many(iter(["b", "aa"]), partial(lengths, added=1), version=2)) == {"b": 2, "aa": 3}
+    assert django.get("aa", version=2, expire_time=True) == (3, clock() + 300)
+    with pytest.raises(TypeError, match="what compute_missing returned is 5, expected a mapping"):
+        django.get_or_set_many(["c"], lambda keys: 5)  # type: ignore[arg-type, return-value]
+    with pytest.raises(TypeError, match="compute_missing is 5"):
+        django.get_or_set_many(["b"], 5)  # type: ignore[arg-type]
+
+
+def test_functions_within_partial_ones_have_breakers_of_their_own(django: DjangoCache) -> None:
+    def divide(by: int, keys: list[str]) -> dict[str, int]:
+        return dict.fromkeys(keys, 1 // by)
+
+    def multiply(by: int, keys: list[str]) -> dict[str, int]:
+        return dict.fromkeys(keys, by)
+
+    careful = Breaker(errors=1)
+    with pytest.raises(ZeroDivisionError):
+        django.get_or_set_many(["a"], partial(divide, 0), breaker=careful)
+    assert django.get_or_set_many(["a"], partial(multiply, 5), breaker=careful) == {"a": 5}
+    with pytest.raises(BreakerOpen):
+        django.get_or_set_many(["b"], partial(divide, 1), breaker=careful)
 
 
 def test_a_new_version_appears_as_the_old_one_goes(django: DjangoCache) -> None:

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 from dogpile.cache import make_region
+from dogpile.cache.api import NO_VALUE
 
 from diskcache_like import Cache
 from diskcache_like.integrations.dogpile import DogpileBackend
 
 from ..support.cache_kinds import Clock
 from ..support.project import ROOT
+from ..support.workers import in_thread
 
 
 def region(cache: Cache, options: Any = None, **arguments: Any) -> Any:
@@ -43,10 +45,38 @@ def test_a_region_may_have_a_serializer_of_its_own(cache: Cache) -> None:
     assert region(cache, options).get("key") == [1]
 
 
+def test_regions_do_not_read_what_those_of_another_kind_have_stored(cache: Cache) -> None:
+    options = {"serializer": lambda value: json.dumps(value).encode(), "deserializer": json.loads}
+    region(cache).set("plain", 1)
+    region(cache, options).set("bytes", 2)
+    cache["foreign"] = (1, 2, 3)
+    for key in ("bytes", "foreign"):
+        assert region(cache).get(key) is NO_VALUE
+        assert region(cache).get_multi([key]) == [NO_VALUE]
+    for key in ("plain", "foreign"):
+        assert region(cache, options).get(key) is NO_VALUE
+        assert region(cache, options).get_multi([key]) == [NO_VALUE]
+
+
 def test_entries_are_kept_as_long_as_the_region_says(cache: Cache, clock: Clock) -> None:
     region(cache, expire=10).set("key", 1)
     clock.now += 10
     assert not region(cache).get("key")
+
+
+def test_another_thread_may_release_what_it_creates_a_value_under(cache: Cache, clock: Clock) -> None:
+    def run(made: Any, key: str, create: Any, mutex: Any) -> None:
+        def work() -> None:
+            made.set(key, create())
+            mutex.release()
+
+        in_thread(work)
+
+    made = region(cache, {"async_creation_runner": run})
+    made.set("key", "old")
+    found = made.get_or_create("key", lambda: "new", expiration_time=0)
+    assert (found, made.get("key")) == ("old", "new")
+    assert not made.backend.get_mutex("key").locked()
 
 
 def test_one_at_a_time_may_create_a_value_until_its_lease_ends(cache: Cache, clock: Clock) -> None:

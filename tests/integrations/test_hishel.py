@@ -19,6 +19,7 @@ from diskcache_like import Cache, Timeout
 from diskcache_like.integrations.hishel import AsyncHishelStorage, HishelStorage
 
 from ..support.cache_kinds import QUICK
+from ..support.leaks import open_descriptors
 
 PIECES = [b"x" * 100_000, b"y" * 100_000]
 
@@ -69,6 +70,37 @@ def test_a_disk_that_fails_in_the_middle_does_not_cut_the_response(live: Cache) 
     assert len(live) == 0
 
 
+def test_a_cache_without_room_fails_no_request(tmp_path: Path) -> None:
+    with Cache(tmp_path, size_limit=1) as tiny:
+        storage = HishelStorage(tiny)
+        assert read(begin(storage)) == b"".join(PIECES)
+        assert storage.get_entries("key") == []
+
+
+def test_what_is_removed_while_it_is_saved_leaves_nothing(live: Cache) -> None:
+    storage = HishelStorage(live)
+    entry = begin(storage)
+    stream = entry.response.stream
+    received = [next(stream)]
+    storage.remove_entry(entry.id)
+    assert [*received, *stream] == PIECES
+    assert storage.get_entries("key") == []
+    assert all(live.get(key, expire_time=True)[1] is not None for key in live), "the body would stay for ever"
+
+
+@pytest.mark.parametrize("head", [5, (1, 2), (None, None, 5), (None, None, (1, 2, 3, 4, 5)), ("a", "b", "c")], ids=str)
+def test_a_forged_head_is_passed_over(live: Cache, head: Any, caplog: pytest.LogCaptureFixture) -> None:
+    storage = HishelStorage(live)
+    read(begin(storage))
+    (place,) = (key for key in live if key[0] == "head")
+    tags = live.get_entry(place).tags
+    live.set(place, head, tags=tags)
+    live.set("head", head, tags=tags)
+    read(begin(storage))
+    caplog.set_level(logging.CRITICAL, "diskcache_like.integrations.responses")
+    assert [read(found) for found in storage.get_entries("key")] == [b"".join(PIECES)]
+
+
 def test_look_ups_write_only_when_half_of_the_idle_time_is_over(live: Cache) -> None:
     storage = HishelStorage(live, default_tti=100)
     read(begin(storage))
@@ -102,6 +134,31 @@ def test_headers_are_replaced_and_limits_stay(live: Cache) -> None:
     (until,) = (live.get(key, expire_time=True)[1] for key in live if key[0] == "head")
     assert until is not None
     assert time.time() < until <= time.time() + 50
+
+
+def test_a_storage_closes_what_it_opened(live: Cache, tmp_path_factory: pytest.TempPathFactory) -> None:
+    own = tmp_path_factory.mktemp("own")
+
+    def files() -> list[str]:
+        return [name for name in open_descriptors().values() if name.startswith(str(own))]
+
+    async def use() -> None:
+        storage = AsyncHishelStorage(own)
+        assert len(await storage.get_entries("key")) == 1
+        await storage.close()
+
+    storage = HishelStorage(own)
+    read(begin(storage))
+    assert files()
+    storage.close()
+    assert not files()
+    assert len(storage.get_entries("key")) == 1
+    storage.close()
+    storage.close()
+    asyncio.run(use())
+    assert not files()
+    with patch.object(Cache, "close", side_effect=AssertionError):
+        HishelStorage(live).close()
 
 
 def test_asynchronous_and_other_clients_share_responses(live: Cache) -> None:

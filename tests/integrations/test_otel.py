@@ -175,6 +175,9 @@ def test_computations_are_spans(tmp_path: Path, telemetry: Telemetry) -> None:
                 "compute square",
                 f"compute {__name__}.test_computations_are_spans.<locals>.<lambda>",
             ]
+            telemetry.exporter.clear()
+            cache.get_or_set_many([1, 2], lambda keys: dict.fromkeys(keys, 0))
+            assert telemetry.spans() == [f"compute {__name__}.test_computations_are_spans.<locals>.<lambda>"]
         telemetry.exporter.clear()
         square(4)
         assert telemetry.spans() == ["within"], "it has ended"

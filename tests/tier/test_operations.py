@@ -782,6 +782,11 @@ def test_django_on_several_machines(machines: Machines) -> None:
         here.set_many({"a": 1, "b": 2})
         assert there.get_many(["a", "b", "c"]) == {"a": 1, "b": 2}
         assert there.get_or_set("a", lambda: 5) == 1
+        assert there.touch_many(["a", "missing"], 60) == 1
+        assert there.incr_many({"a": 4, "b": 1}) == {"a": 5, "b": 3}
+        with pytest.raises(ValueError, match="Key 'missing' not found"):
+            there.incr_many({"missing": 1})
+        assert there.get_or_set_many(["a", "c"], lambda keys: dict.fromkeys(keys, 0)) == {"a": 5, "c": 0}
         there.clear()
         until(lambda: here.get("a") is None, "the removal")
     finally:

@@ -152,6 +152,33 @@ async def faces(cache: Cache, fanout: FanoutCache, deque: Deque, index: Index) -
 
 
 @one
+def test_keys_and_values_of_the_asynchronous_classes_may_have_types(cache: Cache, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncCache[str, int](tmp_path / "typed") as typed:
+            await typed.set("a", 1)
+            assert_type(typed.sync, Cache[str, int])
+            assert_type(await typed.getitem("a"), int)
+            assert_type(await typed.get_many(["a"]), dict[str, int])
+            assert_type(await typed.get("a", expire_time=True), tuple[Any, float | None])
+            assert_type([key async for key in typed], list[str])
+            assert_type(await typed.get_or_set_many(["b"], lambda keys: {"b": "c"}), dict[str, str])
+            assert_type(typed.namespace("n"), AsyncCache[str, int])
+            if await typed.length() > 5:  # not run: what follows is refused by type checkers
+                await typed.getitem(5)  # type: ignore[arg-type]
+                await typed.set("a", "text")  # type: ignore[arg-type]
+        async with AsyncFanoutCache[str, bytes](tmp_path / "fanout", shards=2) as fanout:
+            assert_type(await fanout.get_many([]), dict[str, bytes])
+            assert_type(fanout.sync, FanoutCache[str, bytes])
+        index, deque = Index[str, int](tmp_path / "index").aio, Deque[int]([1, 2]).aio
+        await index.setitem("a", 1)
+        assert_type(await index.getitem("a"), int)
+        assert_type(await deque.pop(), int)
+        assert_type(await cache.aio.getitem(await cache.aio.push(5)), Any)  # without types everything is Any
+
+    asyncio.run(main())
+
+
+@one
 def test_keys_and_values_may_have_types(cache: Cache, tmp_path: Path) -> None:
     typed: Cache[str, int] = Cache[str, int](tmp_path / "typed")
     typed["a"] = 1

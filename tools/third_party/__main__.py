@@ -1,7 +1,8 @@
 """Run other projects' tests with what they are for and on this package, and print tables of the totals.
 
-`make third-party` runs it; `make test` does not, for it downloads source distributions from PyPI, or repositories, and
-installs what their tests need (a few hundred megabytes). Each project gets an environment of its own, so that their
+`make third-party` runs it, which downloads source distributions from PyPI, or repositories, and installs what their
+tests need (a few hundred megabytes). `make test` runs `make hosts`: the tests of the libraries that
+`diskcache_like.integrations` is for, as far as PyPI has them, on this package alone; one that fails is an error. Each project gets an environment of its own, so that their
 requirements cannot meet. The tests are run as they were published: what is passed over is said in `projects`, with the
 reason. Those for DiskCache run through `diskcache_like.compat`, others with files of `adapters` in place of the
 project's own fixtures: on `AsyncCache`, or on a module of `diskcache_like.integrations`.
@@ -18,6 +19,7 @@ import sys
 import tarfile
 import tempfile
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -106,14 +108,35 @@ def totals(python: Path, tests: Path, project: Project, through: tuple[str, ...]
 def compare(project: Project, folder: Path) -> tuple[Totals, Totals]:
     """Run the project's tests with what they are for and on this package."""
     python, tests = prepare(project, folder)
-    theirs = totals(python, tests, project, ())
+    return totals(python, tests, project, ()), on_this_package(python, tests, project, folder)
+
+
+def on_this_package(python: Path, tests: Path, project: Project, folder: Path) -> Totals:
+    """Run the project's tests on this package."""
     if not project.adapters:
-        return theirs, totals(python, tests, project, ("-m", "diskcache_like.compat"))
+        return totals(python, tests, project, ("-m", "diskcache_like.compat"))
     adapted = folder / "tests-adapted"
     shutil.copytree(tests, adapted)
     for name, place in project.adapters:
         shutil.copy(ADAPTERS / name, adapted / place)
-    return theirs, totals(python, adapted, project, ())
+    return totals(python, adapted, project, ())
+
+
+def check(folder: Path) -> int:
+    """Run the tests of the libraries with adapters on this package, two projects at a time; return 1 if one fails."""
+    projects = [project for project in PROJECTS.values() if project.integration and project.repository is None]
+
+    def run_one(project: Project) -> Totals:
+        own = folder / project.name
+        return on_this_package(*prepare(project, own), project, own)
+
+    code = 0
+    with ThreadPoolExecutor(2) as pool:
+        for project, found in zip(projects, pool.map(run_one, projects), strict=True):
+            sys.stdout.write(f"{project.requirement}: {found}\n" + "".join(f"  {name}\n" for name in found.failed))
+            if found.failed or not found.passed:
+                code = 1
+    return code
 
 
 def heads_of(project: Project) -> tuple[str, str]:
@@ -128,7 +151,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("project", nargs="*", choices=[[], *PROJECTS], help="which (default: all)")
     parser.add_argument("--keep", metavar="FOLDER", type=Path, help="work there and leave it; must not exist yet")
+    parser.add_argument("--check", action="store_true", help="only the libraries with adapters, on this package alone")
     given = parser.parse_args()
+    if given.check:
+        with tempfile.TemporaryDirectory(prefix="third-party-") as temporary:
+            raise SystemExit(check(Path(temporary)))
     rows: dict[tuple[str, str], list[str]] = {DISKCACHE_HEADS: [], ASYNC_HEADS: [], HOST_HEADS: []}
     details = []
     passed_over = []
