@@ -35,6 +35,8 @@ class RespDoor:
         self.clients: set[Connection] = set()
         self.tracking = Tracking(cache)
         self.is_ending = False
+        # Clients take turns to wait for the write lock: once one has it, the others mostly need no thread any more.
+        self.writing = asyncio.Lock()
         self.is_empty = asyncio.Event()
         self.is_empty.set()
 
@@ -153,6 +155,8 @@ class Connection(Client, asyncio.Protocol):
                 taken = self._parser.take(most)
                 self._commands.extend(taken)
                 is_all = len(taken) < most and not self._parser.is_broken
+            if self._door.writing.locked() and self._commands and is_write(self._commands[0]):
+                raise WouldBlock
             self._carry_out(replies)
         except WouldBlock:
             self._task = self._loop.create_task(self._work_in_thread(replies))
@@ -163,9 +167,12 @@ class Connection(Client, asyncio.Protocol):
         self._answer(replies, is_all, error)
 
     async def _work_in_thread(self, replies: list[bytes]) -> None:
-        waits = any(map(is_write, self._commands))
         try:
-            await self._threads.call(partial(self._carry_out, replies), waits)
+            if not any(map(is_write, self._commands)):
+                await self._threads.call(partial(self._carry_out, replies), False)
+            else:
+                async with self._door.writing:
+                    await self._threads.attempt(partial(self._carry_out, replies))
         finally:
             self._task = None
             self._leave_if_idle()
