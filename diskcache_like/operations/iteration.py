@@ -144,7 +144,7 @@ class Iteration(Tagging):
     def _page(self, after: int, most: int) -> tuple[list[Any], int | None]:
         """Return the keys of live entries at the next `most` places behind one, of all shards, and the last of these.
 
-        The place is None if there is none behind it. Without any memory of its own, it finds what is there all the time.
+        The place is None if there is none behind it. It needs no memory, and finds what is there all the time.
         """
         stores = self._shards.stores
         merged = heapq.merge(
