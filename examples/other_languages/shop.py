@@ -32,6 +32,7 @@ def served(directory: str, socket: str) -> Iterator[None]:
 
 
 def main() -> None:
+    """Store in one language, and read in the others."""
     with tempfile.TemporaryDirectory() as folder:
         directory, socket = f"{folder}/cache", f"{folder}/socket"
         with Cache(directory) as cache, served(directory, socket):
