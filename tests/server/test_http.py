@@ -27,7 +27,7 @@ from ..support.cache_kinds import QUICK, Clock
 from ..support.contention import held
 from ..support.http_server import PATIENCE, Asker, serving
 
-LIMITS = Limits(value=1_000, arguments=5)
+LIMITS = Limits(value=1_000)
 PASSWORD = "a pässword"
 
 
@@ -51,9 +51,8 @@ def locked(cache: Cache) -> Asker:
 def error_of(response: httpx.Response, status: int) -> str:
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
-    (told,) = response.json().items()
-    assert told[0] == "error"
-    return str(told[1])
+    assert response.json().keys() == {"detail"}
+    return str(response.json()["detail"])
 
 
 # -- one key ----------------------------------------------------------------------------------------------------------
@@ -154,9 +153,14 @@ def test_expiry(cache: Cache, ask: Asker, clock: Clock) -> None:
     ask("PUT", "/keys/key?expire=10", content=b"1")
     clock.advance(11)
     error_of(ask("GET", "/keys/key"), 404)
-    for wrong in ("soon", "-1", "nan"):
-        error_of(ask("PUT", f"/keys/key?expire={wrong}", content=b"1"), 400)
-    assert "expire, tag" in error_of(ask("PUT", "/keys/key?expires=5", content=b"1"), 400)
+    for wrong, status in {
+        "expire=soon": 422,
+        "expire=": 422,
+        "expire=-1": 400,
+        "expire=nan": 400,
+        "expires=5": 422,
+    }.items():
+        error_of(ask("PUT", f"/keys/key?{wrong}", content=b"1"), status)
     assert list(cache.keys()) == []
 
 
@@ -225,7 +229,7 @@ def test_counting(cache: Cache, ask: Asker) -> None:
     error_of(ask("POST", "/keys/large/incr", json={"delta": 0.5}), 409)
     wrong: Any
     for wrong in ({"delta": "1"}, {"delta": True}, {"delta": None}, {"by": 1}, [], 1):
-        error_of(ask("POST", "/keys/n/incr", json=wrong), 400)
+        error_of(ask("POST", "/keys/n/incr", json=wrong), 422)
     assert cache["n"] == 14.5
 
 
@@ -247,8 +251,8 @@ def test_tags(cache: Cache, ask: Asker) -> None:
     assert ask("POST", "/invalidate", json={"tags": ["x", "ö, %"], "match": "all"}).json() == {"removed": 2}
     assert ask("POST", "/invalidate", json={"tags": ["x", "nothing"]}).json() == {"removed": 1}
     assert ask("POST", "/invalidate", json={"tags": []}).json() == {"removed": 0}
-    assert "match" in error_of(ask("POST", "/invalidate", json={"tags": ["x"], "match": "some"}), 400)
-    assert "of strings" in error_of(ask("POST", "/invalidate", json={"tags": [5]}), 400)
+    assert "match" in error_of(ask("POST", "/invalidate", json={"tags": ["x"], "match": "some"}), 422)
+    assert "string" in error_of(ask("POST", "/invalidate", json={"tags": [5]}), 422)
     assert list(cache) == ["d"]
     error_of(ask("PUT", "/keys/e?tag=" + "y" * 500, content=b""), 400)
 
@@ -274,8 +278,8 @@ def test_keys_page_by_page(cache: Cache, ask: Asker) -> None:
     assert sorted(sum(pages(ask, "&glob=?:1"), [])) == ["a:1", "b:1"]
     assert sorted(sum(pages(ask, "&tag=a&tag=all&match=all"), [])) == ["a:1", "a:2"]
     assert len(sum(pages(ask, "&tag=a&tag=all&match=any"), [])) == 9
-    for wrong in ("limit=0", "limit=6", "limit=x", "limit=" + "9" * 5_000, "match=some&tag=a", "tags=a"):
-        error_of(ask("GET", f"/keys?{wrong}"), 400)
+    for wrong in ("limit=0", "limit=100001", "limit=x", "limit=" + "9" * 5_000, "match=some&tag=a", "tags=a"):
+        error_of(ask("GET", f"/keys?{wrong}"), 422)
 
 
 # -- bulk -------------------------------------------------------------------------------------------------------------
@@ -318,14 +322,14 @@ def test_several_keys_at_once(cache: Cache, ask: Asker, clock: Clock) -> None:
 )
 @pytest.mark.parametrize("verb", ["get", "delete"])
 def test_keys_that_are_none(ask: Asker, verb: str, body: Any) -> None:
-    error_of(ask("POST", f"/keys/bulk/{verb}", json=body), 400)
+    error_of(ask("POST", f"/keys/bulk/{verb}", json=body), 422)
 
 
 @pytest.mark.parametrize(
     "item", [1, {}, {"key": "a"}, {"key": 1, "value": 1}, {"key": "a", "base64": "?"}, {"key": "a", "value": 1, "x": 1}]
 )
 def test_items_that_are_none_store_nothing(cache: Cache, ask: Asker, item: Any) -> None:
-    error_of(ask("POST", "/keys/bulk/set", json={"items": [{"key": "good", "value": 1}, item]}), 400)
+    error_of(ask("POST", "/keys/bulk/set", json={"items": [{"key": "good", "value": 1}, item]}), 422)
     assert list(cache) == []
 
 
@@ -350,10 +354,11 @@ def test_a_body_that_is_too_long_is_refused_before_it_is_read(cache: Cache, ask:
     error_of(ask("POST", "/keys/bulk/get", json={"keys": ["x" * 1_001]}), 413)
 
 
-@pytest.mark.parametrize("body", [{"keys": list("abcdef")}, {"tags": list("abcdef")}])
-def test_a_list_that_is_too_long(ask: Asker, body: Any) -> None:
-    path = "/keys/bulk/delete" if "keys" in body else "/invalidate"
-    assert "more than 5 members" in error_of(ask("POST", path, json=body), 413)
+@pytest.mark.parametrize(("path", "field"), [("/keys/bulk/delete", "keys"), ("/invalidate", "tags")])
+def test_a_list_that_is_too_long(cache: Cache, path: str, field: str) -> None:
+    ask = Asker(application(cache, Access()))
+    assert ask("POST", path, json={field: [""] * http.MOST}).json() == {"removed": 0}
+    assert "at most 100000" in error_of(ask("POST", path, json={field: [""] * (http.MOST + 1)}), 422)
 
 
 @pytest.mark.parametrize("begun", [[], [b"{"]])
@@ -384,7 +389,9 @@ def test_a_body_that_does_not_come(cache: Cache, begun: list[bytes]) -> None:
 def test_what_is_not_json_is_refused(cache: Cache, ask: Asker, body: bytes) -> None:
     typed = {"Content-Type": "application/json"}
     error_of(ask("PUT", "/keys/key", content=body, headers=typed), 400)
-    error_of(ask("POST", "/invalidate", content=body, headers=typed), 400)
+    assert ask(
+        "POST", "/keys/bulk/set", content=b'{"items": [{"key": "a", "value": %b}]}' % body, headers=typed
+    ).is_client_error
     assert list(cache) == []
 
 
@@ -394,8 +401,8 @@ def test_json_that_is_nested_deeply_is_stored_or_refused(cache: Cache, depth: in
     body = b"[" * depth + b"]" * depth
     stored = ask("PUT", "/keys/key", content=body, headers=typed).status_code
     assert stored == (204 if depth == 100 else 400)
-    assert ask("GET", "/keys/key").content == (body if depth == 100 else b'{"error": "there is no such key"}')
-    error_of(ask("POST", "/keys/bulk/get", content=body, headers=typed), 400)
+    assert ask("GET", "/keys/key").content == (body if depth == 100 else b'{"detail":"there is no such key"}')
+    assert ask("POST", "/keys/bulk/get", content=body, headers=typed).is_client_error
 
 
 def test_what_would_not_come_back_as_it_was_meant_is_refused(cache: Cache, ask: Asker) -> None:
@@ -580,10 +587,9 @@ def test_the_description_is_that_of_the_routes(ask: Asker) -> None:
     served = {
         (route.path.replace(":path", ""), method) for route in ask.app.routes for method in route.methods - {"HEAD"}
     }
-    assert described == served
-    body = found["paths"]["/keys/{key}/incr"]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    assert body["properties"].keys() == {"delta", "default"}
-    assert all(one["summary"] for methods in found["paths"].values() for one in methods.values())
+    assert described == served - {("/openapi.json", "GET")}
+    assert found["components"]["schemas"]["Sum"]["properties"].keys() == {"delta", "default"}
+    assert all(one["description"] for methods in found["paths"].values() for one in methods.values())
 
 
 def test_the_page_may_run_its_own_script_only(ask: Asker) -> None:
