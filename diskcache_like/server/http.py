@@ -32,7 +32,6 @@ from starlette.routing import Match, Route
 from .. import __version__
 from ..cache import ANY_VERSION, Cache
 from ..entries.loading import ENOVAL
-from ..entries.metrics import Metrics
 from ..operations import inspection
 from ..operations.tagging import Selection
 from ..system.signals import reraise_signal
@@ -278,17 +277,18 @@ class Door:
         except (TypeError, OverflowError) as error:
             raise HTTPException(409, str(error)) from None
 
-    async def touch(self, key: KeyInPath, asked: Expiry) -> None:
+    async def touch(self, key: KeyInPath, asked: Expiry) -> Response:
         """Give a key another expiry."""
         if not await self._cached.touch(key, asked.expire):
             raise _missing()
+        return Response(status_code=204)
 
     # -- several keys -------------------------------------------------------------------------------------------------
 
     async def get_many(self, asked: Keys) -> Response:
         """Return the values of those keys that are there."""
         found = await self._cached.get_many(asked.keys)
-        return _json({"items": [{"key": _told(key), **_told_value(value)} for key, value in found.items()]})
+        return _json({"items": [_told_item(*item) for item in found.items()]})
 
     async def set_many(self, asked: Items) -> Response:
         """Store values, and return how many there was room for."""
@@ -335,19 +335,17 @@ class Door:
 
     async def events(self) -> Response:
         """Return a stream of server-sent events: each second, what was counted since the last one."""
-        events, headers = self._events(await self._cached.metrics()), {"Cache-Control": "no-store"}
-        return StreamingResponse(events, headers=headers, media_type="text/event-stream")
+        return StreamingResponse(self._events(), headers={"Cache-Control": "no-store"}, media_type="text/event-stream")
 
-    async def _events(self, before: Metrics) -> AsyncIterator[str]:
-        last, now, found = time.monotonic(), time.monotonic(), before
-        while True:
+    async def _events(self) -> AsyncIterator[str]:
+        last, before = time.monotonic(), await self._cached.metrics()
+        while not self.stopping.is_set():
+            now, found = time.monotonic(), await self._cached.metrics()
             told = {"seconds": now - last, **inspection.activity(found.since(before))}
             yield f"data: {json.dumps(told, allow_nan=False)}\n\n"
             last, before = now, found
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.stopping.wait(), INTERVAL)
-                return
-            now, found = time.monotonic(), await self._cached.metrics()
 
     async def health(self, request: Request) -> Response:
         """Tell whether the cache can be read and written; what was found, only with the password."""
@@ -418,9 +416,9 @@ def _told(plain: Any) -> Any:
     return {"base64": b64encode(plain).decode()} if isinstance(plain, bytes) else plain
 
 
-def _told_value(value: Any) -> dict[str, Any]:
+def _told_item(key: Any, value: Any) -> dict[str, Any]:
     try:
         content_of(value)
     except NotPlain as error:
-        return {"error": f"the value is a Python object ({error})"}
-    return _told(value) if isinstance(value, bytes) else {"value": value}
+        return {"key": _told(key), "error": f"the value is a Python object ({error})"}
+    return {"key": _told(key), **(_told(value) if isinstance(value, bytes) else {"value": value})}

@@ -7,7 +7,7 @@ import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,7 @@ def test_what_python_stored_is_read(cache: Cache, ask: Asker, value: Any, kind: 
         ("image/png", b"\x89", b"\x89"),
         ("text/plain; charset=utf-8", "Köln".encode(), "Köln"),
         ("Application/JSON ; charset=utf-8", b'{"a": [1, null]}', {"a": [1, None]}),
+        ("application/json", b"123456789012345678901234567890", 123456789012345678901234567890),
     ],
 )
 def test_what_is_stored_is_what_python_reads(cache: Cache, ask: Asker, kind: str, body: bytes, value: Any) -> None:
@@ -333,6 +334,14 @@ def test_items_that_are_none_store_nothing(cache: Cache, ask: Asker, item: Any) 
     assert list(cache) == []
 
 
+def test_what_is_wrong_is_told_briefly(ask: Asker) -> None:
+    found = ask("POST", "/keys/bulk/get", json={"keys": [["sent"] * 2] * 50})
+    error_of(found, 422)
+    assert len(found.json()["detail"]) == http.TOLD
+    assert "sent" not in found.text
+    assert "0x" not in found.text, "the address of an object"
+
+
 # -- limits -----------------------------------------------------------------------------------------------------------
 
 
@@ -389,9 +398,8 @@ def test_a_body_that_does_not_come(cache: Cache, begun: list[bytes]) -> None:
 def test_what_is_not_json_is_refused(cache: Cache, ask: Asker, body: bytes) -> None:
     typed = {"Content-Type": "application/json"}
     error_of(ask("PUT", "/keys/key", content=body, headers=typed), 400)
-    assert ask(
-        "POST", "/keys/bulk/set", content=b'{"items": [{"key": "a", "value": %b}]}' % body, headers=typed
-    ).is_client_error
+    for around in (b"%b", b'{"items": [{"key": "a", "value": %b}]}', b'{"items": [{"key": %b, "value": 1}]}'):
+        assert ask("POST", "/keys/bulk/set", content=around % body, headers=typed).is_client_error
     assert list(cache) == []
 
 
@@ -448,6 +456,15 @@ def test_errors_tell_what_is_wrong_and_nothing_else(
     assert [record.exc_info is not None for record in caplog.records] == [True] * (status == 500)
 
 
+def test_an_answer_that_has_begun_is_broken_off(ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(inspection, "activity", fail)
+    with pytest.raises(ZeroDivisionError):
+        ask("GET", "/events")
+
+
 def test_a_write_lock_that_is_held(cache: Cache, ask: Asker) -> None:
     cache._handle.timeout = 0.01
     with held(cache):
@@ -477,10 +494,10 @@ def test_the_password_lets_in(cache: Cache, locked: Asker) -> None:
     assert locked("GET", "/").status_code == 200
 
 
-@pytest.mark.parametrize("method", ["PUT", "DELETE", "POST"])
-def test_nothing_changes_without_the_password(cache: Cache, locked: Asker, method: str) -> None:
+def test_nothing_changes_without_the_password(cache: Cache, locked: Asker) -> None:
     cache["key"] = 1
-    error_of(locked(method, "/keys/key/incr" if method == "POST" else "/keys/key", json={}), 401)
+    for method, path in (("PUT", "/keys/key"), ("DELETE", "/keys/key"), ("POST", "/keys/key/incr")):
+        error_of(locked(method, path, json={}), 401)
     assert cache["key"] == 1
 
 
@@ -544,6 +561,7 @@ def test_stats(cache: Cache, ask: Asker) -> None:
     assert (found["hits"], found["misses"], found["writes"], found["entries"], found["hit_rate"]) == (1, 1, 1, 1, 0.5)
     assert found["spaces"]["users"]["sets"] == 1
     assert found["size_limit"] == cache.size_limit
+    assert [ask("HEAD", path).status_code for path in ("/stats", "/nothing")] == [200, 404]
 
 
 def test_the_page_of_prometheus(cache: Cache, ask: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -607,16 +625,20 @@ def test_the_page_may_run_its_own_script_only(ask: Asker) -> None:
 # -- behind a real server ---------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def served(cache: Cache, path: Path, limits: Limits = LIMITS) -> Iterator[httpx.Client]:
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    transport = httpx.HTTPTransport(uds=str(path))
+    with httpx.Client(transport=transport, base_url="http://any", timeout=PATIENCE) as client:
+        with serving(application(cache, Access(limits=limits)), listener):
+            yield client
+
+
 @pytest.fixture
 def client(cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
     monkeypatch.setattr(http, "INTERVAL", 0.01)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(str(tmp_path / "socket"))
-    transport = httpx.HTTPTransport(uds=str(tmp_path / "socket"))
-    with (
-        serving(application(cache, Access(limits=LIMITS)), listener),
-        httpx.Client(transport=transport, base_url="http://any", timeout=PATIENCE) as made,
-    ):
+    with served(cache, tmp_path / "socket") as made:
         yield made
 
 
@@ -657,6 +679,16 @@ def test_events_tell_what_was_done_since_the_last(cache: Cache, client: httpx.Cl
                 found["hits"] += next(lines)["hits"]
             assert found["hits"] == expected
             assert (found["entries"], found["seconds"] > 0) == (1, True)
+
+
+def test_a_stream_may_last_longer_than_a_body_may_be_awaited(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "INTERVAL", 0.01)
+    with served(cache, tmp_path / "socket", LIMITS._replace(patience=0.001)) as client:
+        with client.stream("GET", "/events") as response:
+            lines = response.iter_lines()
+            assert [next(lines)[:5] for _ in range(10)] == ["data:", ""] * 5
 
 
 def test_events_end_when_the_server_stops(cache: Cache, tmp_path: Path) -> None:
