@@ -4,7 +4,6 @@
 - `access`: who may do what: passwords, limits;
 - `resp`: the protocol of Redis as bytes; `commands`: what its commands do; `connection`: one client;
   `tracking`: telling clients which keys have changed;
-- `http`: the application for HTTP, `routes` the table of its operations, `guard` who is let in; `page.html`: what a
-  browser shows;
+- `http`: the application for HTTP; `guard`: who is let in, and how errors end; `page.html`: what a browser shows;
 - `workers`: sockets, processes, and how they end.
 """

@@ -630,9 +630,11 @@ def served(cache: Cache, path: Path, limits: Limits = LIMITS) -> Iterator[httpx.
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     transport = httpx.HTTPTransport(uds=str(path))
-    with httpx.Client(transport=transport, base_url="http://any", timeout=PATIENCE) as client:
-        with serving(application(cache, Access(limits=limits)), listener):
-            yield client
+    with (
+        serving(application(cache, Access(limits=limits)), listener),
+        httpx.Client(transport=transport, base_url="http://any", timeout=PATIENCE) as client,
+    ):
+        yield client
 
 
 @pytest.fixture
@@ -685,10 +687,10 @@ def test_a_stream_may_last_longer_than_a_body_may_be_awaited(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "INTERVAL", 0.01)
-    with served(cache, tmp_path / "socket", LIMITS._replace(patience=0.001)) as client:
-        with client.stream("GET", "/events") as response:
-            lines = response.iter_lines()
-            assert [next(lines)[:5] for _ in range(10)] == ["data:", ""] * 5
+    served_here = served(cache, tmp_path / "socket", LIMITS._replace(patience=0.001))
+    with served_here as client, client.stream("GET", "/events") as response:
+        lines = response.iter_lines()
+        assert [next(lines)[:5] for _ in range(10)] == ["data:", ""] * 5
 
 
 def test_events_end_when_the_server_stops(cache: Cache, tmp_path: Path) -> None:
