@@ -2,8 +2,7 @@
 
 - `values`: keys and values as clients see them
 - `access`: the password and the limits
-- `resp`, `commands`, `connection`, `tracking`: RESP as bytes, what its commands do, one client, and news of changes
-- `http`, `routes`, `guard`: the application for HTTP, the table of its operations, and who is let in; `page.html` is
-  what a browser shows
+- `resp`, `commands`, `connection`, `tracking`: RESP as bytes, what its commands do, one client, news of changes
+- `http`, `guard`: the application for HTTP, and who is let in; `page.html` is what a browser shows
 - `sockets`, `workers`: where the server listens, and the processes that serve
 """

@@ -7,12 +7,17 @@ under which it reached the server (`Host`, after its DNS was changed to say loop
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
+from collections.abc import Collection
 from typing import Any, Final
 from urllib.parse import quote
+
+from fastapi import HTTPException
+from fastapi.responses import JSONResponse
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import errors
 from ..system.signals import reraise_signal
@@ -24,50 +29,36 @@ OPEN: Final = ("/", "/health")  # for which no password is needed: they tell not
 
 # Headers of every response.
 _SAFE: Final = (b"x-content-type-options", b"nosniff"), (b"cross-origin-resource-policy", b"same-origin")
-# What a request asks for that cannot be.
-_WRONG: Final = errors.KeyEncodeError, errors.KeyTooLarge, errors.TagError, errors.ExpiryError, errors.ValueEncodeError
+_CLOSE: Final = {"Connection": "close"}
 _PORT: Final = re.compile(r":\d*$")
-_log: Final = logging.getLogger(__package__)
+# The status and what is told of errors that are foreseen.
+_FORESEEN: Final[dict[type[Any], tuple[int, str]]] = {
+    **dict.fromkeys((errors.KeyEncodeError, errors.KeyTooLarge, errors.ValueEncodeError), (400, "{}")),
+    **dict.fromkeys((errors.TagError, errors.ExpiryError), (400, "{}")),
+    NotPlain: (406, "the value is a Python object ({}), which has no form that other programs read"),
+    errors.MissingDependency: (501, "{}"),
+    errors.Timeout: (503, "others hold the write lock; try again"),
+    errors.ValueTooLarge: (507, "{}"),
+    errors.DiskFull: (507, "the disk of the cache is full"),  # its own text names a path
+}
+_UNFORESEEN: Final = 500, "internal error; the server's log says more"
+log: Final = logging.getLogger(__package__)
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 
-
-class Refused(Exception):
-    """A request that gets an error: its status, what is wrong, and headers."""
-
-    def __init__(self, status: int, told: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(told)
-        self.status, self.told, self.headers = status, told, headers or {}
-
-
-def _refusal(error: Exception) -> Refused:
-    """Return what a client is told of an error: nothing of one that nobody has foreseen, which is logged."""
-    match error:
-        case Refused():
-            return error
-        case NotPlain():
-            return Refused(406, f"the value is a Python object ({error}), which has no form that other programs read")
-        case errors.Timeout():
-            return Refused(503, "others hold the write lock; try again", {"Retry-After": "1"})
-        case errors.DiskFull():
-            return Refused(507, "the disk of the cache is full")
-        case errors.ValueTooLarge():
-            return Refused(507, str(error))
-        case errors.MissingDependency():
-            return Refused(501, str(error))
-        case _ if isinstance(error, _WRONG):
-            return Refused(400, str(error))
-    _log.error("a request failed", exc_info=error)
-    kind = "the cache cannot be used" if isinstance(error, errors.CacheError) else "internal error"
-    return Refused(500, f"{kind}; the server's log says more")
+def _answer(error: Exception) -> JSONResponse:
+    """Return what a client is told of an error: nothing of one that is not foreseen, which is logged."""
+    if not isinstance(error, HTTPException):
+        status, told = next((_FORESEEN[kind] for kind in type(error).__mro__ if kind in _FORESEEN), _UNFORESEEN)
+        if status == 500:
+            log.error("a request failed", exc_info=error)
+        error = HTTPException(status, told.format(error), {"Retry-After": "1"} if status == 503 else None)
+    return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
 
 
 class Guard:
     """Let an ASGI application see only the requests that it may answer, and answer the others and its errors."""
 
-    def __init__(self, app: Callable[..., Awaitable[None]], access: Access, hosts: Collection[str] | None) -> None:
+    def __init__(self, app: ASGIApp, access: Access, hosts: Collection[str] | None) -> None:
         self._app, self._access = app, access
         self._hosts = None if hosts is None else {host.lower() for host in hosts}
 
@@ -78,47 +69,65 @@ class Guard:
             return
         is_begun = False
 
-        async def safely(message: Any) -> None:
+        async def safely(message: Message) -> None:
             nonlocal is_begun
             if message["type"] == "http.response.start":
                 is_begun, message["headers"] = True, [*message["headers"], *_SAFE]
             await send(message)
 
+        # The path as it was sent, since an encoded slash or line feed is part of a key. HEAD is GET to the application:
+        # a server sends no body in answer to it.
+        sent = scope.get("raw_path") or quote(scope["path"]).encode()
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        asked = {**scope, "path": sent.decode("latin-1"), "method": method}
         try:
-            # The path as it was sent, since an encoded slash or line feed is part of a key.
-            sent = scope.get("raw_path") or quote(scope["path"]).encode()
-            asked = {**scope, "path": sent.decode("latin-1")}
             asked["is_admitted"] = self._admitted(asked)
-            await self._app(asked, receive, safely)
+            await self._app(asked, self._limited(receive), safely)
+        except ClientDisconnect:
+            pass
         except Exception as error:
             reraise_signal(error)
             if is_begun:
                 raise
-            await _send_error(_refusal(error), safely)
+            await _answer(error)(asked, receive, safely)
 
     def _admitted(self, scope: Scope) -> bool:
-        """Tell whether the password came with a request, or there is none; raise Refused for one not to be answered."""
+        """Tell whether the password came with a request, or there is none; raise for one that is not to be answered."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if self._hosts is not None and _PORT.sub("", host) not in self._hosts:
-            raise Refused(421, f"this server does not answer for the host {host!r}")
+            raise HTTPException(421, f"this server does not answer for the host {host!r}")
         origin = headers.get(b"origin")
         if origin is not None and origin.decode("latin-1").lower().partition("://")[2] != host:
-            raise Refused(403, "pages of another origin may not use this server")
+            raise HTTPException(403, "pages of another origin may not use this server")
         scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
         is_admitted = self._access.is_open or (scheme.lower() == b"bearer" and self._access.admits(given.strip()))
         if not is_admitted and scope["path"] not in OPEN:
             wanted = "give the password as 'Authorization: Bearer PASSWORD'"
-            raise Refused(401, wanted, {"WWW-Authenticate": 'Bearer realm="cache"'})
+            raise HTTPException(401, wanted, {"WWW-Authenticate": 'Bearer realm="cache"'})
         kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if scope["method"] == "POST" and kind != b"application/json":
-            raise Refused(415, "the body must be JSON, with 'Content-Type: application/json'")
+            raise HTTPException(415, "the body must be JSON, with 'Content-Type: application/json'")
+        self._fits(int(headers.get(b"content-length", 0)))
         return is_admitted
 
+    def _fits(self, size: int) -> None:
+        if size > self._access.limits.value:
+            raise HTTPException(413, f"the body has more than {self._access.limits.value:,} bytes", _CLOSE)
 
-async def _send_error(error: Refused, send: Send) -> None:
-    body = json.dumps({"error": error.told}).encode()
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.headers}
-    packed = [(name.lower().encode(), text.encode("latin-1")) for name, text in headers.items()]
-    await send({"type": "http.response.start", "status": error.status, "headers": packed})
-    await send({"type": "http.response.body", "body": body})
+    def _limited(self, receive: Receive) -> Receive:
+        """Return `receive`, which raises for a body that is too long, or of which nothing more comes."""
+        size, is_whole = 0, False
+
+        async def limited() -> Message:
+            nonlocal size, is_whole
+            try:
+                async with asyncio.timeout(None if is_whole else self._access.limits.patience):
+                    message = await receive()
+            except TimeoutError:
+                raise HTTPException(408, "the body did not come", _CLOSE) from None
+            size, is_whole = size + len(message.get("body", b"")), not message.get("more_body", False)
+            self._fits(size)
+            return message
+
+        return limited

@@ -21,7 +21,7 @@ class Content(NamedTuple):
     data: bytes
 
 
-class NotPlain(Exception):
+class NotPlain(ValueError):
     """A value that only Python can use, such as an object, a set or an array."""
 
 

@@ -39,7 +39,7 @@ class CacheServer:
     def client(self, **options: object) -> redis.Redis:
         """Return a client, which has a connection of its own."""
         where = {"unix_socket_path": self.path} if "port" not in options else {}
-        return redis.Redis(**where, single_connection_client=True, **options)  # type: ignore[arg-type, call-overload, no-any-return]
+        return redis.Redis(**where, single_connection_client=True, **options)  # type: ignore[arg-type]
 
     def workers(self) -> set[int]:
         """Return the processes that serve."""
