@@ -217,5 +217,5 @@ def _http_parts() -> tuple[Any, Any, frozenset[str]]:
         from .guard import LOOPBACK
         from .http import application
     except ImportError as error:
-        raise missing_dependency("starlette and uvicorn", "serve", "serving HTTP") from error
+        raise missing_dependency("fastapi and uvicorn", "serve", "serving HTTP") from error
     return uvicorn, application, LOOPBACK
