@@ -13,7 +13,7 @@ from ..errors import missing_dependency
 from .access import Access, Limits
 from .guard import LOOPBACK
 from .http import application
-from .sockets import Place
+from .sockets import GOODBYE, Place
 
 try:
     import uvicorn
@@ -43,6 +43,12 @@ class HttpConnection(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """End once what has been asked is answered; an idle client under TLS does not answer that it ends."""
+        super().shutdown()
+        if self.transport.is_closing() and not self.transport.get_write_buffer_size():
+            self.loop.call_later(GOODBYE, self.transport.abort)
 
     def _look_again(self) -> None:
         now = self.cycle, self.transport.get_write_buffer_size()

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ..errors import DirectoryError, SettingError
 
 BACKLOG = 1024
+GOODBYE = 1.0  # seconds for a client to answer that TLS ends
 
 
 class Address(NamedTuple):

@@ -24,7 +24,7 @@ from ..cache import Cache
 from ..errors import CacheError
 from .access import Access
 from .connection import RespDoor
-from .sockets import Place
+from .sockets import GOODBYE, Place
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 BACK_OFF = 1.0  # seconds between two beginnings of a worker
@@ -175,16 +175,21 @@ async def _serve(service: Service, cache: Cache, joined: socket.socket) -> None:
             served = http_server(cache, service.access, service.http, service.tls, service.grace)
             await doors.enter_async_context(served)
         joined.setblocking(False)
-        await loop.sock_sendall(joined, b"1")
-        await loop.sock_recv(joined, 1)
+        with contextlib.suppress(ConnectionError):  # the first process may end the connection with that unread
+            await loop.sock_sendall(joined, b"1")
+            await loop.sock_recv(joined, 1)
 
 
 @contextlib.asynccontextmanager
 async def _resp(service: Service, cache: Cache, place: Place) -> Any:
     door = RespDoor(cache, service.access)
     loop = asyncio.get_running_loop()
-    encrypted = None if place.address.path else service.tls
-    listening = await loop.create_server(door.protocol, sock=place.listener(), ssl=encrypted)
+    options: dict[str, Any] = {"sock": place.listener()}
+    if service.tls is not None and not place.address.path:
+        # An idle client does not answer that the connection ends, and stopping would wait for it.
+        patience = {"ssl_handshake_timeout": service.access.limits.patience, "ssl_shutdown_timeout": GOODBYE}
+        options |= {"ssl": service.tls, **patience}
+    listening = await loop.create_server(door.protocol, **options)
     try:
         yield
     finally:

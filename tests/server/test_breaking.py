@@ -6,11 +6,12 @@ import asyncio
 import errno
 import os
 import resource
-import select
 import signal
 import socket
+import ssl
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from diskcache_like.server.http_server import http_server
 from diskcache_like.server.sockets import Address, Place
 
 from ..support.cache_servers import serve_command, serving
+from ..support.certificates import self_signed
 from .doors import PATIENCE, OpenDoor, exchange, open_door, received, until_closed
 from .test_resp import packed
 from .test_tracking import told, tracked
@@ -100,6 +102,38 @@ def test_what_is_no_certificate_is_named(directory: Path, tmp_path: Path, argume
 def test_why_it_cannot_listen_is_told(tmp_path: Path) -> None:
     assert "too long" in refusal(tmp_path / ("x" * 120))
     assert os.strerror(errno.ENOENT) in refusal(tmp_path / "cache", "--resp", str(tmp_path / "missing" / "socket"))
+
+
+def test_a_worker_that_replaced_another_one_stops_as_usual(directory: Path) -> None:
+    with serving(directory, "--workers", "1") as server:
+        with server.client() as client:
+            os.kill(client.info("server")["process_id"], signal.SIGKILL)
+        assert "another one begins" in server.next_line()
+        with server.client() as client:
+            assert client.ping()
+        assert server.stop() == 0
+        assert server.next_line() == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "request_"), [("resp", b"PING\r\n"), ("http", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")]
+)
+def test_an_idle_client_under_tls_does_not_keep_it_from_stopping(
+    directory: Path, tmp_path: Path, name: str, request_: bytes
+) -> None:
+    certificate, key = self_signed(tmp_path)
+    arguments = ["--resp", "0", "--http", "0", "--certificate", certificate, "--private-key", key, "--grace", "60"]
+    trusted = ssl.create_default_context(cafile=certificate)
+    trusted.check_hostname = False
+    with (
+        serving(directory, *arguments, "--workers", "1") as server,
+        socket.create_connection(("127.0.0.1", server.port(name)), PATIENCE) as plain,
+        trusted.wrap_socket(plain) as idle,
+    ):
+        idle.sendall(request_)
+        assert idle.recv(1)
+        server.process.terminate()
+        assert server.process.wait(20) == 0  # the end of TLS has 30 seconds, unless it is told otherwise
 
 
 # -- HTTP -------------------------------------------------------------------------------------------------------------
@@ -209,3 +243,74 @@ def test_what_expires_while_it_is_read_is_told(tmp_path: Path, monkeypatch: pyte
             wanted = b"$1\r\n1\r\n" + told(b"k")
             plain.settimeout(5)
             assert received(plain, len(wanted)) == wanted
+
+
+def test_commands_that_only_read_do_not_keep_other_clients_from_writing(
+    door: OpenDoor, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_in_thread, goes_on = threading.Event(), threading.Event()
+    page = cache._page
+
+    def slow(*arguments: Any) -> Any:
+        is_in_thread.set()
+        assert goes_on.wait(PATIENCE)
+        return page(*arguments)
+
+    monkeypatch.setattr(cache, "_page", slow)
+    with door.connect() as greedy, door.connect() as other:
+        greedy.sendall(packed([b"FLUSHDB"]) + packed([b"KEYS", b"none"]) * 200)
+        assert is_in_thread.wait(PATIENCE)
+        other.settimeout(5)
+        try:
+            assert exchange(other, packed([b"SET", b"k", b"1"]), 5) == b"+OK\r\n"
+        finally:
+            goes_on.set()
+
+
+def test_clients_do_not_wait_for_the_lock_one_after_the_other(cache: Cache, tmp_path: Path) -> None:
+    with (
+        Cache(cache.directory, pickle="never", timeout=1.0) as served,
+        open_door(served, tmp_path) as door,
+        ExitStack() as stack,
+    ):
+        clients = [stack.enter_context(door.connect()) for _ in range(10)]
+        began = time.monotonic()
+        with cache.transact():
+            for client in clients:
+                client.sendall(packed([b"SET", b"k", b"1"]))
+            assert {received(client, 12) for client in clients} == {b"-ERR Timeout"}
+        assert time.monotonic() - began < len(clients) * served.timeout / 2
+
+
+def test_keys_that_are_asked_for_again_and_again_make_no_reply_of_any_size(cache: Cache, tmp_path: Path) -> None:
+    cache["k"] = b"x" * 10_000
+    with open_door(cache, tmp_path, Access(None, Limits(output=100_000))) as door, door.connect() as plain:
+        assert exchange(plain, packed([b"MGET", *[b"k"] * 1000]), 4) == b"-ERR"
+
+
+def test_a_page_cannot_have_a_browser_send_commands_by_the_first_message_of_tls(door: OpenDoor, cache: Cache) -> None:
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # a server chooses the session's name that is sent later
+    with door.connect() as plain:
+        plain.sendall(hello + b"\r\nSET k 1\r\n")
+        plain.shutdown(socket.SHUT_WR)
+        until_closed(plain)
+    assert "k" not in cache
+
+
+def test_a_head_of_events_ends(cache: Cache) -> None:
+    with http(cache, Access()) as address, socket.create_connection(address, PATIENCE) as plain:
+        plain.settimeout(5)
+        plain.sendall(b"HEAD /events HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        until_closed(plain)
+
+
+def test_a_client_that_goes_back_to_version_2_is_sent_nothing_of_version_3(door: OpenDoor, cache: Cache) -> None:
+    with tracked(door) as plain, Cache(cache.directory) as other:
+        plain.sendall(packed([b"GET", b"k"]) + packed([b"HELLO", b"2"]) + packed([b"ECHO", b"begun"]))
+        found = b""
+        while not found.endswith(b"begun\r\n"):
+            found += received(plain, 1)
+        other["k"] = b"1"
+        door.call(door.door.tracking._look)
+        door.call(door.door.tracking.deliver)
+        assert exchange(plain, b"PING\r\n", 7) == b"+PONG\r\n"
