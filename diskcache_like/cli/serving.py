@@ -6,6 +6,7 @@ import argparse
 import os
 import socket
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -83,5 +84,5 @@ def _tell(directory: str, places: dict[str, Any]) -> None:
     print(f"serving {directory}: {where}", file=sys.stderr, flush=True)
     target = os.environ.get("NOTIFY_SOCKET")
     if target:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifying:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifying, suppress(OSError):  # as sd_notify does
             notifying.sendto(b"READY=1", "\0" + target[1:] if target.startswith("@") else target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import os
+import re
 import socket
 import ssl
 import stat
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from ..errors import DirectoryError, SettingError
 
 BACKLOG = 1024
+GOODBYE = 1.0  # seconds for a client to answer that TLS ends
 
 
 class Address(NamedTuple):
@@ -30,7 +32,7 @@ class Address(NamedTuple):
         if "/" in text:
             return cls(os.path.abspath(text))
         host, _, port = text.rpartition(":")
-        if not (port.isascii() and port.isdigit() and int(port) < 1 << 16):
+        if not re.fullmatch("[0-9]{1,5}", port) or int(port) >= 1 << 16:
             raise SettingError(f"address {text!r}: expected PORT, HOST:PORT, or a path with a slash")
         return cls(None, host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port))
 
@@ -56,7 +58,8 @@ class Place:
         try:
             self._socket = _unix_socket(address.path, mode) if address.path else _tcp_socket(address.host, address.port)
         except OSError as error:
-            raise DirectoryError(error.errno or errno.EIO, "cannot be listened at", str(address)) from error
+            problem = f"cannot be listened at: {error.strerror or error}"
+            raise DirectoryError(error.errno or errno.EIO, problem, str(address)) from error
         self._inode = os.stat(address.path).st_ino if address.path else 0
         self.address = address if address.path else address._replace(port=self._socket.getsockname()[1])
 
@@ -68,7 +71,7 @@ class Place:
         """
         if self.address.path:
             return self._socket
-        own = _tcp_socket(self.address.host, self.address.port)
+        own = _tcp_socket(self.address.host, self.address.port, is_shared=True)
         own.listen(BACKLOG)
         return own
 
@@ -81,13 +84,15 @@ class Place:
                     os.unlink(self.address.path)
 
 
-def _tcp_socket(host: str, port: int) -> socket.socket:
+def _tcp_socket(host: str, port: int, is_shared: bool = False) -> socket.socket:
+    """Return a socket with an address, which it shares with those of this server, not with those of other servers."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     made = socket.socket(family, kind, protocol)
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, is_shared)
+        made.bind(address)  # which fails if another server listens there
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        made.bind(address)
     except BaseException:
         made.close()
         raise
@@ -146,7 +151,13 @@ LEAST_PASSWORD = 16  # bytes
 def tls(certificate: str | None, private_key: str | None) -> ssl.SSLContext | None:
     """Return what encrypts connections, or None where no certificate is given."""
     if certificate is None:
+        if private_key is not None:
+            raise SettingError("--private-key needs --certificate")
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, private_key)
+    try:
+        context.load_cert_chain(certificate, private_key)
+    except (OSError, ValueError) as error:
+        files = certificate if private_key is None else f"{certificate}, {private_key}"
+        raise SettingError(f"{files}: no certificate and private key that can be used: {error}") from error
     return context

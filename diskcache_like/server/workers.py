@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import socket
 import ssl
@@ -20,10 +21,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ..cache import Cache
-from ..errors import CacheError, missing_dependency
+from ..errors import CacheError
 from .access import Access
 from .connection import RespDoor
-from .sockets import Place
+from .sockets import GOODBYE, Place
 
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 BACK_OFF = 1.0  # seconds between two beginnings of a worker
@@ -54,6 +55,7 @@ def serve(service: Service, workers: int, ready: Callable[[], object]) -> None:
 
     Raises CacheError if a worker cannot begin.
     """
+    _allow_many_files()
     service.opened().close()  # raises what is wrong with the directory, before there are processes
     stops = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores one
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {*stops, signal.SIGCHLD})
@@ -68,7 +70,15 @@ def serve(service: Service, workers: int, ready: Callable[[], object]) -> None:
         _keep(service, crew, stops)
     finally:
         _end(crew, service.grace)
+        while signal.sigtimedwait(stops, 0) is not None:  # it has been told to stop again meanwhile
+            pass
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+
+
+def _allow_many_files() -> None:
+    """Raise the limit of open files, mostly 1024, as far as it may be: there is one for each connection."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _begin(service: Service, others: Sequence[Worker]) -> Worker:
@@ -160,62 +170,28 @@ async def _serve(service: Service, cache: Cache, joined: socket.socket) -> None:
         if service.resp is not None:
             await doors.enter_async_context(_resp(service, cache, service.resp))
         if service.http is not None:
-            await doors.enter_async_context(_http(service, cache, service.http))
+            from .http_server import http_server  # late: it needs the extra `serve`
+
+            served = http_server(cache, service.access, service.http, service.tls, service.grace)
+            await doors.enter_async_context(served)
         joined.setblocking(False)
-        await loop.sock_sendall(joined, b"1")
-        await loop.sock_recv(joined, 1)
+        with contextlib.suppress(ConnectionError):  # the first process may end the connection with that unread
+            await loop.sock_sendall(joined, b"1")
+            await loop.sock_recv(joined, 1)
 
 
 @contextlib.asynccontextmanager
 async def _resp(service: Service, cache: Cache, place: Place) -> Any:
     door = RespDoor(cache, service.access)
     loop = asyncio.get_running_loop()
-    encrypted = None if place.address.path else service.tls
-    listening = await loop.create_server(door.protocol, sock=place.listener(), ssl=encrypted)
+    options: dict[str, Any] = {"sock": place.listener()}
+    if service.tls is not None and not place.address.path:
+        # An idle client does not answer that the connection ends, and stopping would wait for it.
+        patience = {"ssl_handshake_timeout": service.access.limits.patience, "ssl_shutdown_timeout": GOODBYE}
+        options |= {"ssl": service.tls, **patience}
+    listening = await loop.create_server(door.protocol, **options)
     try:
         yield
     finally:
         listening.close()
         await door.stop(service.grace)
-
-
-@contextlib.asynccontextmanager
-async def _http(service: Service, cache: Cache, place: Place) -> Any:
-    uvicorn, application, loopback = _http_parts()
-    is_private = place.address.path is not None or not service.access.is_open
-    app = application(cache, service.access, None if is_private else {*loopback, place.address.host})
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        lifespan="off",
-        limit_concurrency=service.access.limits.clients,
-        timeout_graceful_shutdown=int(service.grace),
-    )
-    config.load()
-    if not place.address.path:
-        config.ssl = service.tls
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
-    sockets = [place.listener()]
-    await server.startup(sockets)  # these three are `Server.serve` without its signal handlers
-    running = asyncio.ensure_future(server.main_loop())
-    try:
-        yield
-    finally:
-        app.state.stopping.set()  # or it would wait for streams of events
-        server.should_exit = True
-        await running
-        await server.shutdown(sockets)
-
-
-def _http_parts() -> tuple[Any, Any, frozenset[str]]:
-    try:
-        import uvicorn
-
-        from .guard import LOOPBACK
-        from .http import application
-    except ImportError as error:
-        raise missing_dependency("fastapi and uvicorn", "serve", "serving HTTP") from error
-    return uvicorn, application, LOOPBACK
