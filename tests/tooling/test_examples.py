@@ -15,7 +15,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 LONGEST = 60  # lines
 LAST_LINES = {
     "async_crawler": r"30 pages asked for, 3 fetched",
-    "command_line_tool": r"\d+ lines in 6 files; 0 known before, 6 read",
+    "command_line_tool": r"\d+ lines in 7 files; 0 known before, 7 read",
     "job_queue": r"30 jobs done, sum of squares 8555, last True",
     "language_model": r"1 answer of the small model forgotten",
     "memoize_slow_function": r"0 from the cache, 3 computed",
