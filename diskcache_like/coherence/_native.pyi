@@ -48,9 +48,9 @@ FARTHEST: Final[int]  # offset that no ring comes to; what is beyond is damage
 # The fields of a `Written` (ring.py).
 Fields: TypeAlias = tuple[int, int, bytes, bytes | None, float | None, float | None, str | None, bytes | None, bool]
 
-# What the records of one key come to: the number of the write that made the entry, that of the last one, the hash, what
-# the last one wrote (a record alone, or the fields of a row; None for a removal), and whether any was a removal.
-Net: TypeAlias = tuple[int, int, int, bytes | Fields | None, bool]
+# What the records of one key come to: the number of the write that made the entry, that of the last one, the hash, the
+# row that the last one wrote (`Small` of storage/rows.py; None for a removal), and whether any was a removal.
+Net: TypeAlias = tuple[int, int, int, tuple[Any, ...] | None, bool]
 
 class Words:
     """64-bit unsigned words in a buffer, `length` of them from the word `first` on.
