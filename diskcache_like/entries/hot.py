@@ -59,8 +59,9 @@ KIND: Final = 10
 class HotLayer:
     """Bounded map from hot key to `HotEntry`, and what hits and misses leave for eviction and metrics.
 
-    `_lock` guards the order, the hand and the size; `entries` is a plain dictionary whose single get and set are
-    atomic, so readers need no lock and at worst see an entry that has just been replaced, whose stamp decides.
+    `_lock` guards the hand, and what removes entries or counts the size; `entries` is a plain dictionary whose single
+    get and set are atomic, so readers need no lock and at worst see an entry that has just been replaced, whose stamp
+    decides.
     """
 
     def __init__(self, limit: int, clock: Callable[[], float]) -> None:
@@ -174,18 +175,27 @@ class HotLayer:
         self.keep(key, location, stamp, None, _NEGATIVE, 0)
 
     def put(self, key: Hashable, entry: HotEntry) -> None:
-        """Keep an entry, evicting others until the limit holds; one that is too large is dropped instead."""
+        """Keep an entry, evicting others until the limit holds; one that is too large is dropped instead.
+
+        No lock: if another thread evicts the key or compacts just now, it may be there without a place in the order,
+        and without the GIL a cost may be lost. `_compact`, once in each sweep, mends both.
+        """
         entries = self.entries
         cost = entry[COST]
-        old = entries.get(key)
-        if old is not None and old[COST] == cost:
-            # No lock: if another thread evicts the key just now, it comes back without a place in the order. `_compact`
-            # gives it one, and counts its cost again.
-            entries[key] = entry
-        elif cost > self.admits:
+        if cost > self.admits:
             self.discard(key)
+            return
+        old = entries.get(key)
+        entries[key] = entry
+        if old is None:
+            self._order.append(key)
+            self.size += cost
+        elif old[COST] == cost:
+            return
         else:
-            self._if_free(self._insert, key, entry)
+            self.size += cost - old[COST]
+        if self.size > self.limit or len(self._order) > 2 * len(entries) + 64:
+            self._if_free(self._evict)
 
     def _if_free(self, step: Callable[..., None], *arguments: Any) -> None:
         """Take a step under the lock, or none if the lock is held: to keep or forget nothing is always right."""
@@ -198,20 +208,6 @@ class HotLayer:
         finally:
             if lock._is_owned():  # type: ignore[attr-defined]  # however a signal handler ended this
                 lock.release()
-
-    def _insert(self, key: Hashable, entry: HotEntry) -> None:
-        entries = self.entries
-        old = entries.get(key)
-        entries[key] = entry
-        self.size += entry[COST]
-        if old is not None:
-            self.size -= old[COST]
-        else:
-            self._order.append(key)
-            if len(self._order) > 2 * len(entries) + 64:
-                self._compact()
-        if self.size > self.limit:
-            self._evict()
 
     def discard(self, key: Hashable) -> None:
         """Forget one entry."""
@@ -247,8 +243,10 @@ class HotLayer:
 
     def _evict(self) -> None:
         """Move the hand until the size is within the limit. Keys that were discarded leave holes, which it skips."""
-        entries, order = self.entries, self._order
-        hand = self._hand
+        entries = self.entries
+        if len(self._order) > 2 * len(entries) + 64:
+            self._compact()
+        order, hand = self._order, self._hand
         while self.size > self.limit and entries:
             if hand >= len(order):
                 self._hand = len(order)
@@ -263,8 +261,7 @@ class HotLayer:
                 entry[VISITED][0] = 0
                 continue
             order[hand - 1] = _HOLE
-            del entries[key]
-            self.size -= entry[COST]
+            self.size -= entries.pop(key)[COST]
         self._hand = hand
 
     def _compact(self) -> None:
