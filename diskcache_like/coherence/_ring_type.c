@@ -36,17 +36,25 @@ static int is_time(PyObject *object, uint32_t time[2])
     return seconds != -1 || !PyErr_Occurred();
 }
 
-/* Spell what `Written` has from its hash on as a header, but for place and links, and content that the caller frees. */
+/* Spell a write (hash, stored key, what is written) as a header, but for place and links, and content that the caller
+   frees. It writes None for a removal, a record alone, or a `Row` of storage/shard/row.py. */
 static char *record_of(PyObject *const *args, dl_header *header)
 {
-    PyObject *value = args[2], *tags = args[5], *original = args[6];
+    PyObject *row = args[2], *value = row, *expire = Py_None, *fresh = Py_None, *tags = Py_None, *original = Py_None;
     Part parts[4];
     size_t size = 0, place = 0;
-    int index, is_plain = PyObject_IsTrue(args[7]);
+    int index, is_whole = PyTuple_Check(row);
     char *body;
+    if (is_whole && PyTuple_Size(row) > 6) {
+        value = PyTuple_GetItem(row, 0);
+        expire = PyTuple_GetItem(row, 1);
+        fresh = PyTuple_GetItem(row, 2);
+        tags = PyTuple_GetItem(row, 3);
+        original = PyTuple_GetItem(row, 6);
+    }
     memset(header, 0, sizeof *header);
-    if (is_plain < 0 || !is_word(args[0], &header->home) || !is_part(args[1], &parts[0]) || !is_part(value, &parts[1])
-        || !is_time(args[3], header->expire) || !is_time(args[4], header->fresh) || !is_part(original, &parts[2])
+    if (!is_word(args[0], &header->home) || !is_part(args[1], &parts[0]) || !is_part(value, &parts[1])
+        || !is_time(expire, header->expire) || !is_time(fresh, header->fresh) || !is_part(original, &parts[2])
         || !is_part(tags, &parts[3]))
         return NULL;
     for (index = 0; index < 4; index++) {
@@ -60,7 +68,7 @@ static char *record_of(PyObject *const *args, dl_header *header)
     header->value_size = (uint32_t)parts[1].size;
     header->original_size = original == Py_None ? -1 : (int32_t)parts[2].size;
     header->tags_size = tags == Py_None ? -1 : (int32_t)parts[3].size;
-    header->kind = value == Py_None ? DL_REMOVAL : is_plain ? DL_RECORD : DL_ROW;
+    header->kind = value == Py_None ? DL_REMOVAL : is_whole ? DL_ROW : DL_RECORD;
     if (!(body = PyMem_Malloc(size + 1))) {
         PyErr_NoMemory();
         return NULL;
@@ -69,7 +77,7 @@ static char *record_of(PyObject *const *args, dl_header *header)
         memcpy(body + place, parts[index].start, (size_t)parts[index].size);
         place += (size_t)parts[index].size;
     }
-    header->body_check = dl_crc32(body, size);
+    header->body_check = dl_crc32(0, body, size);
     return body;
 }
 
@@ -241,7 +249,7 @@ static PyObject *ring_append(PyObject *self, PyObject *const *args, Py_ssize_t c
     dl_header header;
     char *body;
     int has_room;
-    if (!takes("append", count, 10) || !is_word(args[0], &tick) || !is_word(args[1], &version)
+    if (!takes("append", count, 5) || !is_word(args[0], &tick) || !is_word(args[1], &version)
         || !(body = record_of(args + 2, &header)))
         return NULL;
     header.tick = tick;
@@ -502,7 +510,7 @@ static PyObject *shard_append(PyObject *self, PyObject *const *args, Py_ssize_t 
     enum dl_locked outcome;
     dl_header header;
     char *body;
-    if (!takes("append", count, 10) || !is_word(args[0], &expected) || !is_word(args[1], &version)
+    if (!takes("append", count, 5) || !is_word(args[0], &expected) || !is_word(args[1], &version)
         || !(body = record_of(args + 2, &header)))
         return NULL;
     header.version = version;

@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
-from zlib import crc32
 
+from ..coherence._native import pack_plain
 from ..disk.contract import Constant
 from ..disk.value_files import Encoded
 from ..encoding import file_names, keys
@@ -20,12 +20,10 @@ from ..encoding.record import (
     MODE_RAW,
     NO_METADATA,
     SIGNED,
-    SIMPLE_HEAD,
     Metadata,
     Record,
     pack,
     pack_full,
-    pack_plain,
     unpack,
 )
 from ..encoding.tags import tag_or_tags, tags_column, tags_of, with_hidden
@@ -163,8 +161,7 @@ class RowCodec:
             metadata = without_version(metadata)
         if file is None and mode == MODE_RAW and not self._signs_all:
             if metadata is NO_METADATA:
-                body = SIMPLE_HEAD + payload
-                packed = body + crc32(body, crc32(stored_key)).to_bytes(4, "little")
+                packed = pack_plain(stored_key, payload, None, b"")
                 return packed if original is None else Row(packed, original_key=original)
             expire, tags, *others = metadata
             if others == _NO_MORE:

@@ -19,7 +19,7 @@ from operator import itemgetter
 
 from ..coherence import _native
 from ..coherence.generations import MAX_WORD, NEVER, TICK_LIMIT, Header
-from ..coherence.ring import Mark, Ring, Word, Written
+from ..coherence.ring import Mark, Ring, Word
 from ..errors import CorruptDatabaseWarning, DecodeError, DiskFull
 from ..system.blocking import may_block
 from ..system.callers import warn
@@ -82,16 +82,15 @@ class WriteBuffer:
             or (header[_NEXT_EXPIRE] != NEVER and shard.removal_is_due())
         ):
             return 0
-        if not isinstance(row, Row):
-            value, columns = row, _PLAIN
-        elif row.file is not None or (row.num is not None and abs(row.num) > header[_TICK] + 1):
-            return 0  # `put` goes beyond the number of an item before
-        else:
-            value, columns = row.packed, _columns(row)
+        if isinstance(row, Row) and (
+            row.file is not None
+            or (row.num is not None and abs(row.num) > header[_TICK] + 1)  # `put` goes beyond that number before
+        ):
+            return 0
         appender = shard.appender
         if appender is None or appender.lock is not shard.lock or appender.ring is not shard.ring:
             return 0
-        return appender.append(expected, version, home, stored_key, value, *columns)
+        return appender.append(expected, version, home, stored_key, row)
 
     def takes(self, stored_key: bytes, row: Row | bytes | None) -> bool:
         """Tell whether a write can be appended: a small row without a file, None for a removal."""
@@ -136,7 +135,7 @@ class WriteBuffer:
         while True:
             tick = next_tick()
             slots[slot] = 2 * tick + 1  # odd before the record happens: no hit on what it replaces from here on
-            appended = ring.append(_written(version or tick, home, stored_key, row), tick)
+            appended = ring.core.append(tick, version or tick, home, stored_key, row)
             slots[slot] = 2 * tick + 2
             if appended:
                 return 2 * tick + 2
@@ -369,20 +368,3 @@ class WriteBuffer:
         if self._shard.header[_DISPLACED] or not rows.put_many(written):
             for row in written:
                 rows.put_small(row)
-
-
-# Expiry, freshness, tags, original key, and whether there is none of these.
-Columns = tuple[float | None, float | None, str | None, bytes | None, bool]
-
-_PLAIN: Columns = (None, None, None, None, True)  # of a record alone, and of a removal
-
-
-def _columns(row: Row) -> Columns:
-    _, expire, fresh, tags, _, _, original_key, _, _ = row
-    return expire, fresh, tags, original_key, False
-
-
-def _written(tick: int, home: int, stored_key: bytes, row: Row | bytes | None) -> Written:
-    if isinstance(row, Row):
-        return Written(tick, home, stored_key, row.packed, *_columns(row))
-    return Written(tick, home, stored_key, row)
