@@ -133,27 +133,42 @@ class HotLayer:
         loaded: tuple[Any, Callable[[Any], Any] | None],
         size: int,
     ) -> None:
-        """Keep a value under the even generation `stamp`, at which it was read or written.
+        """Keep a value under the even generation `stamp`, at which it was read or written; evict others if need be.
 
-        `loaded`: what is kept, and how a hit makes a value of it. `size`: the bytes that it is charged with. With a
-        limit of 0 nothing is kept; who looks at that first saves the call.
+        `loaded`: what is kept, and how a hit makes a value of it. `size`: the bytes that it is charged with. What is
+        too large is not kept. With a limit of 0 nothing is kept; who looks at that first saves the call.
+
+        No lock: if another thread evicts the key or compacts just now, it may be there without a place in the order,
+        and without the GIL a cost may be lost. `_compact`, once in each sweep, mends both.
         """
         stored_key, home, store = location
-        shard = store.shard
+        shard, entries = store.shard, self.entries
         value, decode = loaded
         cost = (OVERHEAD + len(stored_key) + size) | 63  # rounded, so that an entry often replaces one of equal cost
-        slot = home % shard.slot_prime
         if type(key) in PLAIN_TYPES and not self.by_bytes:
             kind = type(key)
         else:
             if self.by_bytes or not keys.hashes_like_stored_key(key):
                 key = keys.EncodedKey(stored_key)
             kind = keys.kind_of(key)
+        if cost > self.admits:
+            self.discard(key)
+            return
         if decode is fresh:
             value.admit = partial(_charge, self._me, key)
+        slot = home % shard.slot_prime
         home = +home  # a plain number, since a `Place` keeps more (tier/words.py)
-        marks = shard.marks.of(stored_key)
-        self.put(key, (shard.slots, slot, stamp, expire, value, decode, bytearray(1), home, marks, cost, kind))
+        marks, old = shard.marks.of(stored_key), self._get(key)
+        entries[key] = shard.slots, slot, stamp, expire, value, decode, bytearray(1), home, marks, cost, kind
+        if old is None:
+            self._order.append(key)
+            self.size += cost
+        elif old[COST] == cost:
+            return
+        else:
+            self.size += cost - old[COST]
+        if self.size > self.limit or len(self._order) > 2 * len(entries) + 64:
+            self._if_free(self._evict)
 
     def charge(self, key: Hashable, value: Kept, size: int, how: How) -> bool:
         """Charge an entry for a value that it keeps decoded from now on, once; return False if there is no room."""
@@ -173,29 +188,6 @@ class HotLayer:
     def keep_missing(self, key: Any, location: tuple[bytes, int, EntryStore], stamp: int) -> None:
         """Remember that the key has no entry, under the same rules of coherence as an entry."""
         self.keep(key, location, stamp, None, _NEGATIVE, 0)
-
-    def put(self, key: Hashable, entry: HotEntry) -> None:
-        """Keep an entry, evicting others until the limit holds; one that is too large is dropped instead.
-
-        No lock: if another thread evicts the key or compacts just now, it may be there without a place in the order,
-        and without the GIL a cost may be lost. `_compact`, once in each sweep, mends both.
-        """
-        entries = self.entries
-        cost = entry[COST]
-        if cost > self.admits:
-            self.discard(key)
-            return
-        old = entries.get(key)
-        entries[key] = entry
-        if old is None:
-            self._order.append(key)
-            self.size += cost
-        elif old[COST] == cost:
-            return
-        else:
-            self.size += cost - old[COST]
-        if self.size > self.limit or len(self._order) > 2 * len(entries) + 64:
-            self._if_free(self._evict)
 
     def _if_free(self, step: Callable[..., None], *arguments: Any) -> None:
         """Take a step under the lock, or none if the lock is held: to keep or forget nothing is always right."""
