@@ -450,7 +450,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValue
             if rows.is_oversize(row):
                 discard(store, encoded)
                 return False
-            entry = self._hot.probe(key) if type(key) in PLAIN_TYPES else None
+            entry = self._hot_get(key) if type(key) in PLAIN_TYPES else None  # a hint, whether it is valid or not
             known = entry is not None and entry[5] is not NEGATIVE_HIT
             stamp = store.put(home, stored_key, row, None if retry else self._handle.timeout, known)
         except BaseException:

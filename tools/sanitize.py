@@ -32,11 +32,12 @@ TESTS = (
     "tests/coherence/test_write_lock.py",
     "tests/coherence/test_write_lock_waiting.py",
     "tests/encoding/test_plain_data.py",
+    "tests/encoding/test_record.py",
 )
 FOUND = "heap-buffer-overflow"
 CONTROL = """
 from diskcache_like.coherence._native import Ring
-Ring(bytearray(8192), 4096, 4088, 1, 1).append(1, 1, 1, b"key", b"value", None, None, None, None, True)
+Ring(bytearray(8192), 4096, 4088, 1, 1).append(1, 1, 1, b"key", b"value")
 """
 
 
@@ -49,7 +50,7 @@ class Fault(NamedTuple):
 
 
 # One byte behind the memory of a record, which the core makes a byte longer than it is.
-FAULT = Fault("_ring_type.c", "dl_crc32(body, size)", "dl_crc32(body, size + 2)")
+FAULT = Fault("_ring_type.c", "dl_crc32(0, body, size)", "dl_crc32(0, body, size + 2)")
 
 
 class Unable(Exception):

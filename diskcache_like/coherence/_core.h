@@ -116,7 +116,7 @@ typedef struct {
 enum dl_found { DL_NOTHING, DL_FOUND, DL_DAMAGED, DL_NO_MEMORY };
 
 void dl_prepare(void);
-uint32_t dl_crc32(const void *content, size_t size);
+uint32_t dl_crc32(uint32_t before, const void *content, size_t size); /* `before`: that of what precedes it, or 0 */
 
 size_t dl_body_size(const dl_header *header);
 int dl_has_whole_body(const dl_header *header, const char *body);

@@ -48,9 +48,12 @@ FARTHEST: Final[int]  # offset that no ring comes to; what is beyond is damage
 # The fields of a `Written` (ring.py).
 Fields: TypeAlias = tuple[int, int, bytes, bytes | None, float | None, float | None, str | None, bytes | None, bool]
 
-# What the records of one key come to: the number of the write that made the entry, that of the last one, the hash, what
-# the last one wrote (a record alone, or the fields of a row; None for a removal), and whether any was a removal.
-Net: TypeAlias = tuple[int, int, int, bytes | Fields | None, bool]
+# What is written under a key: a record alone, a `Row` of storage/shard/row.py, or None for a removal.
+Change: TypeAlias = bytes | tuple[Any, ...] | None
+
+# What the records of one key come to: the number of the write that made the entry, that of the last one, the hash, the
+# row that the last one wrote (`Small` of storage/rows.py; None for a removal), and whether any was a removal.
+Net: TypeAlias = tuple[int, int, int, tuple[Any, ...] | None, bool]
 
 class Words:
     """64-bit unsigned words in a buffer, `length` of them from the word `first` on.
@@ -208,10 +211,8 @@ class Ring:
     def is_sound(self) -> bool:
         """Tell whether the offsets in the words can be true beside each other; the lock is held."""
 
-    def append(
-        self, number: int, version: int, home: int, stored_key: bytes, value: bytes | None, /, *columns: object
-    ) -> bool:
-        """Append the record of a `Written`; return False if everything has to be flushed first. The lock is held.
+    def append(self, number: int, version: int, home: int, stored_key: bytes, row: Change, /) -> bool:
+        """Append a record; return False if everything has to be flushed first. The lock is held.
 
         `number`: that of this write.
         """
@@ -247,14 +248,15 @@ class Shard:
         most: int,
         /,
     ) -> Shard: ...
-    def append(
-        self, expected: int, version: int, home: int, stored_key: bytes, value: bytes | None, /, *columns: object
-    ) -> int:
+    def append(self, expected: int, version: int, home: int, stored_key: bytes, row: Change, /) -> int:
         """Append a record under the write lock; return the slot's new generation, or 0 if it writes nothing.
 
         If the lock is taken, it waits for 200 µs at most, without the GIL. `expected`: the generation that the slot
         must have, or, if it is odd, that it gets during the write; 0 for any.
         """
+
+def pack_plain(stored_key: bytes, payload: bytes, expire: float | None, tags: bytes, /) -> bytes:
+    """Return the record of a value in the row with no more metadata than these two (encoding/record.py)."""
 
 def read_plain(payload: object, /) -> Any:
     """Read a value in msgpack that has no extension; NotImplemented for anything else than such bytes.

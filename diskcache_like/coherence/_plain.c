@@ -309,3 +309,58 @@ PyObject *write_plain(PyObject *module, PyObject *value)
 #endif
     return made ? made : Py_NewRef(Py_NotImplemented);
 }
+
+/* -- records: encoding/record.py says how they are laid out -- */
+
+#define PLAIN_HEAD 26 /* bytes of a full record before its tags */
+#define FULL 2
+#define HAS_EXPIRE 2
+#define MODE_RAW 1
+
+static char *put_least_first(char *at, uint64_t number, unsigned width)
+{
+    for (; width; width--, number >>= 8)
+        *at++ = (char)(number & 0xFF);
+    return at;
+}
+
+PyObject *pack_plain(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    char *key, *payload, *tags, *at;
+    Py_ssize_t key_size, payload_size, tags_size, head;
+    double expire = 0;
+    uint64_t moment;
+    PyObject *packed;
+    (void)module;
+    if (!takes("pack_plain", count, 4) || PyBytes_AsStringAndSize(args[0], &key, &key_size) < 0
+        || PyBytes_AsStringAndSize(args[1], &payload, &payload_size) < 0
+        || PyBytes_AsStringAndSize(args[3], &tags, &tags_size) < 0
+        || (args[2] != Py_None && (expire = PyFloat_AsDouble(args[2])) == -1 && PyErr_Occurred()))
+        return NULL;
+    if (tags_size > 0xFFFF) {
+        PyErr_SetString(PyExc_OverflowError, "a record has room for 65,535 bytes of tags");
+        return NULL;
+    }
+    head = args[2] == Py_None && !tags_size ? 1 : PLAIN_HEAD;
+    if (!(packed = PyBytes_FromStringAndSize(NULL, head + tags_size + payload_size + 4)))
+        return NULL;
+    at = PyBytes_AsString(packed);
+    *at = 1;
+    if (head == PLAIN_HEAD) {
+        memcpy(&moment, &expire, sizeof moment);
+        at = put_least_first(at, FULL, 1);
+        at = put_least_first(at, args[2] == Py_None ? 0 : HAS_EXPIRE, 1);
+        at = put_least_first(at, MODE_RAW, 4);
+        at = put_least_first(at, moment, 8);
+        at = put_least_first(at, 0, 8);
+        at = put_least_first(at, (uint64_t)tags_size, 2);
+        put_least_first(at, 0, 2);
+    }
+    at = PyBytes_AsString(packed) + head;
+    memcpy(at, tags, (size_t)tags_size);
+    memcpy(at + tags_size, payload, (size_t)payload_size);
+    head += tags_size + payload_size;
+    at = PyBytes_AsString(packed);
+    put_least_first(at + head, dl_crc32(dl_crc32(0, key, (size_t)key_size), at, (size_t)head), 4);
+    return packed;
+}

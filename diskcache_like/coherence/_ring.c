@@ -41,10 +41,10 @@ void dl_prepare(void)
         }
 }
 
-uint32_t dl_crc32(const void *content, size_t size)
+uint32_t dl_crc32(uint32_t before, const void *content, size_t size)
 {
     const uint8_t *bytes = content;
-    uint32_t check = 0xFFFFFFFFu, one, other;
+    uint32_t check = ~before, one, other;
     for (; size >= 8; size -= 8, bytes += 8) {
         memcpy(&one, bytes, 4);
         memcpy(&other, bytes + 4, 4);
@@ -73,7 +73,7 @@ static uint64_t *entry_of(const dl_ring *ring, uint64_t home)
 
 static uint32_t check_of(const dl_header *header)
 {
-    return dl_crc32(header, sizeof *header - sizeof header->check);
+    return dl_crc32(0, header, sizeof *header - sizeof header->check);
 }
 
 size_t dl_body_size(const dl_header *header)
@@ -91,7 +91,7 @@ static uint64_t size_of(const dl_header *header)
 
 int dl_has_whole_body(const dl_header *header, const char *body)
 {
-    return dl_crc32(body, dl_body_size(header)) == header->body_check;
+    return dl_crc32(0, body, dl_body_size(header)) == header->body_check;
 }
 
 /* Copy the header at an offset; tell whether it is that of a record there, which lies within the ring. */

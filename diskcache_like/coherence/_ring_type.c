@@ -36,17 +36,25 @@ static int is_time(PyObject *object, uint32_t time[2])
     return seconds != -1 || !PyErr_Occurred();
 }
 
-/* Spell what `Written` has from its hash on as a header, but for place and links, and content that the caller frees. */
+/* Spell a write (hash, stored key, what is written) as a header, but for place and links, and content that the caller
+   frees. It writes None for a removal, a record alone, or a `Row` of storage/shard/row.py. */
 static char *record_of(PyObject *const *args, dl_header *header)
 {
-    PyObject *value = args[2], *tags = args[5], *original = args[6];
+    PyObject *row = args[2], *value = row, *expire = Py_None, *fresh = Py_None, *tags = Py_None, *original = Py_None;
     Part parts[4];
     size_t size = 0, place = 0;
-    int index, is_plain = PyObject_IsTrue(args[7]);
+    int index, is_whole = PyTuple_Check(row);
     char *body;
+    if (is_whole && PyTuple_Size(row) > 6) {
+        value = PyTuple_GetItem(row, 0);
+        expire = PyTuple_GetItem(row, 1);
+        fresh = PyTuple_GetItem(row, 2);
+        tags = PyTuple_GetItem(row, 3);
+        original = PyTuple_GetItem(row, 6);
+    }
     memset(header, 0, sizeof *header);
-    if (is_plain < 0 || !is_word(args[0], &header->home) || !is_part(args[1], &parts[0]) || !is_part(value, &parts[1])
-        || !is_time(args[3], header->expire) || !is_time(args[4], header->fresh) || !is_part(original, &parts[2])
+    if (!is_word(args[0], &header->home) || !is_part(args[1], &parts[0]) || !is_part(value, &parts[1])
+        || !is_time(expire, header->expire) || !is_time(fresh, header->fresh) || !is_part(original, &parts[2])
         || !is_part(tags, &parts[3]))
         return NULL;
     for (index = 0; index < 4; index++) {
@@ -60,7 +68,7 @@ static char *record_of(PyObject *const *args, dl_header *header)
     header->value_size = (uint32_t)parts[1].size;
     header->original_size = original == Py_None ? -1 : (int32_t)parts[2].size;
     header->tags_size = tags == Py_None ? -1 : (int32_t)parts[3].size;
-    header->kind = value == Py_None ? DL_REMOVAL : is_plain ? DL_RECORD : DL_ROW;
+    header->kind = value == Py_None ? DL_REMOVAL : is_whole ? DL_ROW : DL_RECORD;
     if (!(body = PyMem_Malloc(size + 1))) {
         PyErr_NoMemory();
         return NULL;
@@ -69,7 +77,7 @@ static char *record_of(PyObject *const *args, dl_header *header)
         memcpy(body + place, parts[index].start, (size_t)parts[index].size);
         place += (size_t)parts[index].size;
     }
-    header->body_check = dl_crc32(body, size);
+    header->body_check = dl_crc32(0, body, size);
     return body;
 }
 
@@ -85,24 +93,34 @@ static PyObject *bytes_in(const char *start, int64_t size)
     return size < 0 ? Py_NewRef(Py_None) : PyBytes_FromStringAndSize(start, (Py_ssize_t)size);
 }
 
-/* Return the fields of a `Written`; False if the tags are no ASCII text, which somebody planted. */
+/* Return the tags of a row, `none`, which goes, if it has none; False for what is no ASCII text: somebody planted it. */
+static PyObject *tags_in(const dl_header *header, const char *body, PyObject *none)
+{
+    const char *tags = body + dl_body_size(header) - (header->tags_size > 0 ? header->tags_size : 0);
+    PyObject *text = header->tags_size < 0 ? Py_XNewRef(none) : PyUnicode_DecodeASCII(tags, header->tags_size, NULL);
+    Py_XDECREF(none);
+    if (text || !PyErr_ExceptionMatches(PyExc_UnicodeDecodeError))
+        return text;
+    PyErr_Clear();
+    return Py_NewRef(Py_False);
+}
+
+/* Return the fields of a `Written`; False for tags that somebody planted. */
 static PyObject *written_in(const dl_header *header, const char *body)
 {
     const char *value = body + header->key_size, *original = value + header->value_size;
-    const char *tags = original + (header->original_size > 0 ? header->original_size : 0);
     int64_t version = (int64_t)header->version;
-    PyObject *key = bytes_in(body, header->key_size), *text = Py_None;
+    PyObject *key = bytes_in(body, header->key_size), *text;
     if (header->kind == DL_REMOVAL)
         return Py_BuildValue("(LKNOOOOOO)", version, header->home, key, Py_None, Py_None, Py_None, Py_None, Py_None,
                              Py_True);
     if (header->kind == DL_RECORD)
         return Py_BuildValue("(LKNNOOOOO)", version, header->home, key, bytes_in(value, header->value_size), Py_None,
                              Py_None, Py_None, Py_None, Py_True);
-    text = header->tags_size < 0 ? Py_NewRef(Py_None) : PyUnicode_DecodeASCII(tags, header->tags_size, NULL);
-    if (!text && PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) {
-        PyErr_Clear();
+    text = tags_in(header, body, Py_NewRef(Py_None));
+    if (text == Py_False) {
         Py_XDECREF(key);
-        return Py_NewRef(Py_False);
+        return text;
     }
     return Py_BuildValue("(LKNNNNNNO)", version, header->home, key, bytes_in(value, header->value_size),
                          time_in(header->expire), time_in(header->fresh), text,
@@ -231,7 +249,7 @@ static PyObject *ring_append(PyObject *self, PyObject *const *args, Py_ssize_t c
     dl_header header;
     char *body;
     int has_room;
-    if (!takes("append", count, 10) || !is_word(args[0], &tick) || !is_word(args[1], &version)
+    if (!takes("append", count, 5) || !is_word(args[0], &tick) || !is_word(args[1], &version)
         || !(body = record_of(args + 2, &header)))
         return NULL;
     header.tick = tick;
@@ -292,20 +310,52 @@ static PyObject *ring_newest_tick(PyObject *self, PyObject *unused)
     return PyLong_FromLongLong(newest);
 }
 
-/* What several writes of a key come to: the tick of the write that made the entry, that of the last one, the hash, what
-   the last one wrote, and whether any was a removal. */
-static PyObject *net_of(PyObject *before, const dl_header *header, PyObject *what)
+/* Bytes as the parameter of a statement, NaN for none: rows.py says why. */
+static PyObject *blob_in(const char *start, int64_t size)
 {
-    PyObject *ticks = PyLong_FromLongLong((int64_t)header->version), *first = ticks;
-    int was_removed = what == Py_None;
+    return size < 0 ? PyFloat_FromDouble((double)NAN) : PyByteArray_FromStringAndSize(start, (Py_ssize_t)size);
+}
+
+/* Return a row as rows.py takes it, its number being that of the write that made the entry; None for a removal, False
+   for tags that somebody planted. It lacks queue and number there if its key may tell them, being an extension of
+   msgpack. */
+static PyObject *row_in(const dl_header *header, const char *body, PyObject *number)
+{
+    const char *value = body + header->key_size, *original = value + header->value_size;
+    int64_t version = (int64_t)header->version;
+    int is_extension = header->key_size && (uint8_t)*body >= 0xC7 && (uint8_t)*body <= 0xC9;
+    double expire, fresh;
+    PyObject *text;
+    if (header->kind == DL_REMOVAL)
+        return Py_NewRef(Py_None);
+    if (header->kind == DL_RECORD)
+        return Py_BuildValue("(LNKNO)", version, blob_in(value, header->value_size), header->home,
+                             blob_in(body, header->key_size), number);
+    text = tags_in(header, body, blob_in("", -1));
+    if (text == Py_False)
+        return text;
+    memcpy(&expire, header->expire, sizeof expire);
+    memcpy(&fresh, header->fresh, sizeof fresh);
+    return Py_BuildValue(is_extension ? "(LNKNOddNN)" : "(LNKNOddNNdd)", version,
+                         blob_in(value, header->value_size), header->home, blob_in(body, header->key_size), number,
+                         expire, fresh, text, blob_in(original, header->original_size), (double)NAN, (double)NAN);
+}
+
+/* What several writes of a key come to: the tick of the write that made the entry, that of the last one, the hash, the
+   row that the last one wrote, and whether any was a removal. */
+static PyObject *net_of(PyObject *before, const dl_header *header, const char *body)
+{
+    PyObject *ticks = PyLong_FromLongLong((int64_t)header->version), *first = ticks, *row;
+    int was_removed = header->kind == DL_REMOVAL || (before && PyTuple_GetItem(before, 4) == Py_True);
     if (before && PyTuple_GetItem(before, 3) != Py_None)
         first = PyTuple_GetItem(before, 0);
-    if (before && PyTuple_GetItem(before, 4) == Py_True)
-        was_removed = 1;
-    if (!ticks)
-        return NULL;
+    row = ticks ? row_in(header, body, first) : NULL;
+    if (!row || row == Py_False) {
+        Py_XDECREF(ticks);
+        return row;
+    }
     Py_INCREF(first);
-    return Py_BuildValue("(NNKOO)", first, ticks, header->home, what, was_removed ? Py_True : Py_False);
+    return Py_BuildValue("(NNKNO)", first, ticks, header->home, row, was_removed ? Py_True : Py_False);
 }
 
 /* Damaged content may be about any key of its hash: of none of them is known what was written. */
@@ -332,30 +382,20 @@ static int removed_of(PyObject *net, uint64_t home)
    or -2 for damage. */
 static int gathered(PyObject *net, const dl_header *header, const char *body, Py_ssize_t most)
 {
-    PyObject *key = NULL, *what = NULL, *before, *after = NULL;
-    int outcome = -1;
-    if (!dl_has_whole_body(header, body)) {
-        if (!removed_of(net, header->home))
-            return -1;
-        key = PyLong_FromUnsignedLongLong(header->home);
-        what = Py_NewRef(Py_None);
-    } else {
-        key = bytes_in(body, header->key_size);
-        what = header->kind == DL_REMOVAL ? Py_NewRef(Py_None)
-            : header->kind == DL_RECORD   ? bytes_in(body + header->key_size, header->value_size)
-                                          : written_in(header, body);
-    }
-    if (what == Py_False)
-        outcome = -2;
-    else if (key && what) {
-        before = PyDict_GetItemWithError(net, key);
-        if (!before && !PyErr_Occurred() && PyDict_Size(net) >= most)
-            outcome = 0;
-        else if (!PyErr_Occurred() && (after = net_of(before, header, what)) && PyDict_SetItem(net, key, after) >= 0)
-            outcome = 1;
-    }
+    PyObject *key, *before, *after = NULL;
+    dl_header removal = {.home = header->home, .version = header->version, .kind = DL_REMOVAL};
+    int outcome = -1, is_whole = dl_has_whole_body(header, body);
+    if (header->home & 3 || header->home >> 63)
+        return -2; /* no key has such a hash (keys.py), nor SQLite such an integer: it was planted */
+    if (!is_whole && !removed_of(net, header->home))
+        return -1;
+    key = is_whole ? bytes_in(body, header->key_size) : PyLong_FromUnsignedLongLong(header->home);
+    before = key ? PyDict_GetItemWithError(net, key) : NULL;
+    if (!before && !PyErr_Occurred() && PyDict_Size(net) >= most)
+        outcome = 0;
+    else if (!PyErr_Occurred() && (after = net_of(before, is_whole ? header : &removal, body)))
+        outcome = after == Py_False ? -2 : PyDict_SetItem(net, key, after) >= 0 ? 1 : -1;
     Py_XDECREF(key);
-    Py_XDECREF(what);
     Py_XDECREF(after);
     return outcome;
 }
@@ -470,7 +510,7 @@ static PyObject *shard_append(PyObject *self, PyObject *const *args, Py_ssize_t 
     enum dl_locked outcome;
     dl_header header;
     char *body;
-    if (!takes("append", count, 10) || !is_word(args[0], &expected) || !is_word(args[1], &version)
+    if (!takes("append", count, 5) || !is_word(args[0], &expected) || !is_word(args[1], &version)
         || !(body = record_of(args + 2, &header)))
         return NULL;
     header.version = version;

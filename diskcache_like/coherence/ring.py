@@ -249,12 +249,14 @@ class Ring:
         """Tell whether the offsets in the words can be true beside each other; the lock is held."""
         return self.core.is_sound()
 
-    def append(self, what: Written, number: int = 0) -> bool:
+    def append(self, what: Written) -> bool:
         """Append a record; return False if everything has to be flushed first, for want of room or of a short walk.
 
-        The write lock is held. `number`: that of this write, 0 if it is the one that the record names.
+        The write lock is held.
         """
-        return self.core.append(number or what.tick, *what)
+        tick, home, stored_key, packed, expire, fresh, tags, original_key, is_plain = what
+        row = packed if is_plain else (packed, expire, fresh, tags, 0, None, original_key)
+        return self.core.append(tick, tick, home, stored_key, row)
 
     def mend(self) -> None:
         """Finish the append or flush that a writer died in, or was interrupted in; the lock is held.

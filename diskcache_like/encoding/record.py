@@ -25,6 +25,7 @@ from functools import lru_cache
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
+from ..coherence._native import pack_plain
 from ..errors import DecodeError, SignatureError
 
 SIMPLE = 1
@@ -129,8 +130,7 @@ class Record(NamedTuple):
 
 def pack_simple(stored_key: bytes, payload: bytes) -> bytes:
     """Return the BLOB of a value in the row without metadata."""
-    body = SIMPLE_HEAD + payload
-    return body + crc32(body, crc32(stored_key)).to_bytes(4, "little")
+    return pack_plain(stored_key, payload, None, b"")
 
 
 def pack(stored_key: bytes, record: Record, signer: Authenticator | None = None) -> bytes:
@@ -144,13 +144,6 @@ def pack(stored_key: bytes, record: Record, signer: Authenticator | None = None)
 def pack_full(stored_key: bytes, record: Record) -> bytes:
     """Return the BLOB of a record with metadata or in a file, not authenticated."""
     body = b"\x02" + pack_fields(record)
-    return body + crc32(body, crc32(stored_key)).to_bytes(4, "little")
-
-
-def pack_plain(stored_key: bytes, payload: bytes, expire: float | None, tags: bytes) -> bytes:
-    """Return, quickly, what `pack_full` does for a value in the row with no more metadata than these two."""
-    flags, until = (0, 0.0) if expire is None else (HAS_EXPIRE, expire)
-    body = _HEAD.pack(FULL, flags, MODE_RAW, until, 0, len(tags), 0) + tags + payload
     return body + crc32(body, crc32(stored_key)).to_bytes(4, "little")
 
 

@@ -82,8 +82,6 @@ _extension: Callable[[tuple[int, bytes]], ExtType] = partial(tuple.__new__, ExtT
 _MARKS: Final = {code: ExtType(code, b"") for code in (TUPLE, SET, FROZENSET, RANGE, FRACTION)}
 _TUPLE_MARK: Final = _MARKS[TUPLE]
 
-_U32 = struct.Struct(">BI").pack
-_F64 = struct.Struct(">Bd").pack
 _DATETIME = struct.Struct(">HBBBBBIB")
 _DATE = struct.Struct(">HBB")
 _TIME = struct.Struct(">BBBIB")
@@ -212,28 +210,10 @@ _pack: Final = packing_with(extension_of)
 
 def encode_value(value: Any) -> bytes:
     """Encode a value; raise `NotSerializable` if it would not come back equal and of the same type."""
-    kind = type(value)
-    data: bytes
-    if kind is bytes and len(value) < 256:
-        data = BIN_HEADS[len(value)] + value
-        return data
-    if kind is str and len(value) < 256:
-        try:
-            data = value.encode()
-            return STR_HEADS[len(data)] + data
-        except (IndexError, UnicodeEncodeError):  # too long for the table, or with lone surrogates
-            pass
-    elif kind is int and 0 <= value < 1 << 32:
-        return SMALL_INTS[value] if value < 128 else _U32(0xCE, value)
-    elif kind is float:
-        return _F64(0xCB, value)
-    return _encode(value, kind)
-
-
-def _encode(value: Any, kind: type) -> bytes:
     plain = _native.write_plain(value)
     if plain is not NotImplemented:
         return plain  # type: ignore[no-any-return]
+    kind = type(value)
     try:
         if kind in _PLAIN:
             return _pack(value)

@@ -59,8 +59,9 @@ KIND: Final = 10
 class HotLayer:
     """Bounded map from hot key to `HotEntry`, and what hits and misses leave for eviction and metrics.
 
-    `_lock` guards the order, the hand and the size; `entries` is a plain dictionary whose single get and set are
-    atomic, so readers need no lock and at worst see an entry that has just been replaced, whose stamp decides.
+    `_lock` guards the hand, and what removes entries or counts the size; `entries` is a plain dictionary whose single
+    get and set are atomic, so readers need no lock and at worst see an entry that has just been replaced, whose stamp
+    decides.
     """
 
     def __init__(self, limit: int, clock: Callable[[], float]) -> None:
@@ -132,27 +133,42 @@ class HotLayer:
         loaded: tuple[Any, Callable[[Any], Any] | None],
         size: int,
     ) -> None:
-        """Keep a value under the even generation `stamp`, at which it was read or written.
+        """Keep a value under the even generation `stamp`, at which it was read or written; evict others if need be.
 
-        `loaded`: what is kept, and how a hit makes a value of it. `size`: the bytes that it is charged with. With a
-        limit of 0 nothing is kept; who looks at that first saves the call.
+        `loaded`: what is kept, and how a hit makes a value of it. `size`: the bytes that it is charged with. What is
+        too large is not kept. With a limit of 0 nothing is kept; who looks at that first saves the call.
+
+        No lock: if another thread evicts the key or compacts just now, it may be there without a place in the order,
+        and without the GIL a cost may be lost. `_compact`, once in each sweep, mends both.
         """
         stored_key, home, store = location
-        shard = store.shard
+        shard, entries = store.shard, self.entries
         value, decode = loaded
         cost = (OVERHEAD + len(stored_key) + size) | 63  # rounded, so that an entry often replaces one of equal cost
-        slot = home % shard.slot_prime
         if type(key) in PLAIN_TYPES and not self.by_bytes:
             kind = type(key)
         else:
             if self.by_bytes or not keys.hashes_like_stored_key(key):
                 key = keys.EncodedKey(stored_key)
             kind = keys.kind_of(key)
+        if cost > self.admits:
+            self.discard(key)
+            return
         if decode is fresh:
             value.admit = partial(_charge, self._me, key)
+        slot = home % shard.slot_prime
         home = +home  # a plain number, since a `Place` keeps more (tier/words.py)
-        marks = shard.marks.of(stored_key)
-        self.put(key, (shard.slots, slot, stamp, expire, value, decode, bytearray(1), home, marks, cost, kind))
+        marks, old = shard.marks.of(stored_key), self._get(key)
+        entries[key] = shard.slots, slot, stamp, expire, value, decode, bytearray(1), home, marks, cost, kind
+        if old is None:
+            self._order.append(key)
+            self.size += cost
+        elif old[COST] == cost:
+            return
+        else:
+            self.size += cost - old[COST]
+        if self.size > self.limit or len(self._order) > 2 * len(entries) + 64:
+            self._if_free(self._evict)
 
     def charge(self, key: Hashable, value: Kept, size: int, how: How) -> bool:
         """Charge an entry for a value that it keeps decoded from now on, once; return False if there is no room."""
@@ -173,20 +189,6 @@ class HotLayer:
         """Remember that the key has no entry, under the same rules of coherence as an entry."""
         self.keep(key, location, stamp, None, _NEGATIVE, 0)
 
-    def put(self, key: Hashable, entry: HotEntry) -> None:
-        """Keep an entry, evicting others until the limit holds; one that is too large is dropped instead."""
-        entries = self.entries
-        cost = entry[COST]
-        old = entries.get(key)
-        if old is not None and old[COST] == cost:
-            # No lock: if another thread evicts the key just now, it comes back without a place in the order. `_compact`
-            # gives it one, and counts its cost again.
-            entries[key] = entry
-        elif cost > self.admits:
-            self.discard(key)
-        else:
-            self._if_free(self._insert, key, entry)
-
     def _if_free(self, step: Callable[..., None], *arguments: Any) -> None:
         """Take a step under the lock, or none if the lock is held: to keep or forget nothing is always right."""
         lock = self._lock
@@ -198,20 +200,6 @@ class HotLayer:
         finally:
             if lock._is_owned():  # type: ignore[attr-defined]  # however a signal handler ended this
                 lock.release()
-
-    def _insert(self, key: Hashable, entry: HotEntry) -> None:
-        entries = self.entries
-        old = entries.get(key)
-        entries[key] = entry
-        self.size += entry[COST]
-        if old is not None:
-            self.size -= old[COST]
-        else:
-            self._order.append(key)
-            if len(self._order) > 2 * len(entries) + 64:
-                self._compact()
-        if self.size > self.limit:
-            self._evict()
 
     def discard(self, key: Hashable) -> None:
         """Forget one entry."""
@@ -247,8 +235,10 @@ class HotLayer:
 
     def _evict(self) -> None:
         """Move the hand until the size is within the limit. Keys that were discarded leave holes, which it skips."""
-        entries, order = self.entries, self._order
-        hand = self._hand
+        entries = self.entries
+        if len(self._order) > 2 * len(entries) + 64:
+            self._compact()
+        order, hand = self._order, self._hand
         while self.size > self.limit and entries:
             if hand >= len(order):
                 self._hand = len(order)
@@ -263,8 +253,7 @@ class HotLayer:
                 entry[VISITED][0] = 0
                 continue
             order[hand - 1] = _HOLE
-            del entries[key]
-            self.size -= entry[COST]
+            self.size -= entries.pop(key)[COST]
         self._hand = hand
 
     def _compact(self) -> None:

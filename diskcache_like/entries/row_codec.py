@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
-from zlib import crc32
 
+from ..coherence._native import pack_plain
 from ..disk.contract import Constant
 from ..disk.value_files import Encoded
 from ..encoding import file_names, keys
@@ -20,12 +20,10 @@ from ..encoding.record import (
     MODE_RAW,
     NO_METADATA,
     SIGNED,
-    SIMPLE_HEAD,
     Metadata,
     Record,
     pack,
     pack_full,
-    pack_plain,
     unpack,
 )
 from ..encoding.tags import tag_or_tags, tags_column, tags_of, with_hidden
@@ -54,8 +52,9 @@ from .hot import PLAIN_TYPES
 _QUEUE_KEYS = frozenset({keys.QueueKey, keys.PrefixedQueueKey})
 _FAR = 1e300  # seconds; what is below is a float, and finite
 _SHORT = keys.DIGEST_ABOVE
-_NO_MORE = [*NO_METADATA[2:]]  # metadata beside expiry and tags
+_NO_MORE = NO_METADATA[2:]  # metadata beside expiry and tags
 _number = int.from_bytes
+_new = tuple.__new__  # of a named tuple with all its fields: what its own does, in half the time
 
 _column = functools.lru_cache(maxsize=64, typed=True)(keys.encode_key)
 KEEP: Any = Constant("KEEP")  # as the expiry of a write: that of the entry which it replaces
@@ -163,13 +162,12 @@ class RowCodec:
             metadata = without_version(metadata)
         if file is None and mode == MODE_RAW and not self._signs_all:
             if metadata is NO_METADATA:
-                body = SIMPLE_HEAD + payload
-                packed = body + crc32(body, crc32(stored_key)).to_bytes(4, "little")
+                packed = pack_plain(stored_key, payload, None, b"")
                 return packed if original is None else Row(packed, original_key=original)
-            expire, tags, *others = metadata
-            if others == _NO_MORE:
-                packed = pack_plain(stored_key, payload, expire, tags)
-                return Row(packed, expire, None, tags_column(tags) if tags else None, 0, None, original)
+            if metadata[2:] == _NO_MORE:
+                expire, tags = metadata.expire, metadata.tags
+                packed, column = pack_plain(stored_key, payload, expire, tags), tags_column(tags) if tags else None
+                return _new(Row, (packed, expire, None, column, 0, None, original, None, None))
         record = Record(mode, payload, metadata, file, size)
         if self._sealer is not None:
             return encryption.sealed_row(store.disk, key, stored_key, record)
@@ -253,7 +251,9 @@ class RowCodec:
             found = self.limited(Metadata(self.expiry_or_default(expire), packed_tags))
             return NO_METADATA if found == NO_METADATA else found
         expiry = None if expire is None else self.expiry(expire)
-        return Metadata(expiry, packed_tags) if packed_tags or expiry is not None else NO_METADATA
+        if expiry is None and not packed_tags:
+            return NO_METADATA
+        return _new(Metadata, (expiry, packed_tags, *_NO_MORE))
 
     def metadata_or_keep(self, expire: Any, packed_tags: bytes) -> Metadata:
         """Do the same for a write that may keep an entry's expiry: for KEEP that is KEEP, which `kept` replaces."""

@@ -38,6 +38,17 @@ def _refused(what: str, instead: str) -> Callable[..., NoReturn]:
     return refuse
 
 
+class _Elsewhere:
+    """An attribute that the cache behind a face has, and the face has not."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, face: Any, owner: type) -> NoReturn:
+        text = f"{owner.__name__} has no {self._name!r}; the cache behind it has: use .sync"
+        raise AttributeError(text, name=self._name, obj=face)
+
+
 class Face(Spelled, Generic[T]):
     """What all faces have; each is one of a `T`."""
 
@@ -51,6 +62,9 @@ class Face(Spelled, Generic[T]):
         for name, made in vars(cls).items():
             if hasattr(made, "__wrapped__"):  # an operator has another name here
                 made.__name__, made.__qualname__ = name, f"{cls.__name__}.{name}"
+        for name in dir(getattr(cls, "_KIND", None)):
+            if not name.startswith("_") and not hasattr(cls, name):
+                setattr(cls, name, _Elsewhere(name))
 
     @classmethod
     def of(cls, sync: T) -> Self:

@@ -19,8 +19,7 @@ from operator import itemgetter
 
 from ..coherence import _native
 from ..coherence.generations import MAX_WORD, NEVER, TICK_LIMIT, Header
-from ..coherence.ring import Mark, Ring, Word, Written
-from ..encoding.keys import queue_columns
+from ..coherence.ring import Mark, Ring, Word
 from ..errors import CorruptDatabaseWarning, DecodeError, DiskFull
 from ..system.blocking import may_block
 from ..system.callers import warn
@@ -28,10 +27,10 @@ from ..system.forks import token_word
 from ..system.signals import suppress
 from .opening.identity import BUFFER_MARK
 from .opening.opener import ROOM, mark_in, take_over
-from .rows import Rows, small
+from .rows import OPEN, Rows, with_queue
 from .shard.invalidation import WRITE_COST
 from .shard.open_shard import Appender, OpenShard
-from .shard.ownership import HOME, Transaction
+from .shard.ownership import Transaction
 from .shard.row import Row
 from .shard.transactions import Carried
 from .sqlite import statements as sql
@@ -45,7 +44,6 @@ BATCH: int = 1 << 14  # keys that one transaction flushes at most
 SLICE: int = 640  # keys that one append flushes at most; fewer, and more than one in a hundred would flush
 LONGEST: int = 1 << 14  # bytes of a record that is appended
 FULL_PART: int = 4  # of the ring: the most that may wait, and that one record may take, so that it always has room
-PLACE_BITS = 63  # of a place, which is an integer in SQLite: a larger one was planted
 LIMIT_PART: int = 200  # the ring may hold 1/200 of the size limit: what is written between two volume checks
 
 _BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT_EXPIRE
@@ -84,16 +82,15 @@ class WriteBuffer:
             or (header[_NEXT_EXPIRE] != NEVER and shard.removal_is_due())
         ):
             return 0
-        if not isinstance(row, Row):
-            value, columns = row, _PLAIN
-        elif row.file is not None or (row.num is not None and abs(row.num) > header[_TICK] + 1):
-            return 0  # `put` goes beyond the number of an item before
-        else:
-            value, columns = row.packed, _columns(row)
+        if isinstance(row, Row) and (
+            row.file is not None
+            or (row.num is not None and abs(row.num) > header[_TICK] + 1)  # `put` goes beyond that number before
+        ):
+            return 0
         appender = shard.appender
         if appender is None or appender.lock is not shard.lock or appender.ring is not shard.ring:
             return 0
-        return appender.append(expected, version, home, stored_key, value, *columns)
+        return appender.append(expected, version, home, stored_key, row)
 
     def takes(self, stored_key: bytes, row: Row | bytes | None) -> bool:
         """Tell whether a write can be appended: a small row without a file, None for a removal."""
@@ -138,7 +135,7 @@ class WriteBuffer:
         while True:
             tick = next_tick()
             slots[slot] = 2 * tick + 1  # odd before the record happens: no hit on what it replaces from here on
-            appended = ring.append(_written(version or tick, home, stored_key, row), tick)
+            appended = ring.core.append(tick, version or tick, home, stored_key, row)
             slots[slot] = 2 * tick + 2
             if appended:
                 return 2 * tick + 2
@@ -224,7 +221,7 @@ class WriteBuffer:
         if self._shard.appends:
             self._prepare_appender(ring)  # for a handle that only pulls: its next call may be an append
         try:
-            net = self._gather(ring)[0] if ring.waiting() else {}
+            net = ring.gather(BATCH)[0] if ring.waiting() else {}
         except DecodeError:  # `flush` says so
             return None
         return Carried(net, self._new_mark(ring))
@@ -322,7 +319,7 @@ class WriteBuffer:
     def _flush_batch(self, ring: Ring, most: int) -> None:
         """Do what `_flush` does, in one transaction."""
         try:
-            net, mark = self._gather(ring, most)
+            net, mark = ring.gather(most)
         except DecodeError:  # nobody can tell which entries have newer values
             self.discard()
             warn(
@@ -340,12 +337,6 @@ class WriteBuffer:
         self._mark_if_tight(checkpointer.left_on_disk())
         checkpointer.write_back_if_due()
 
-    def _gather(self, ring: Ring, most: int = BATCH) -> tuple[dict[bytes | int, _native.Net], Mark | None]:
-        net, mark = ring.gather(most)
-        if any(place & ~HOME or place >> PLACE_BITS for _, _, place, _, _ in net.values()):
-            raise DecodeError("a record of the write buffer has a hash that no key has")
-        return net, mark
-
     def _write_net(self, net: dict[bytes | int, _native.Net], mark: Mark) -> None:
         """Write what the records of each key come to, and the mark behind them, in the open transaction."""
         shard = self._shard
@@ -362,42 +353,18 @@ class WriteBuffer:
 
     def _write(self, net: dict[bytes | int, _native.Net]) -> None:
         """Write what the records of each key come to."""
-        rows, written = self._rows, list[tuple[int, bytes, Row | bytes, int, int]]()
+        rows = self._rows
         for key, (_, _, home, _, was_removed) in net.items():
             if was_removed and isinstance(key, bytes):
                 rows.delete(home, 0, (key, -inf))
             elif was_removed:
                 rows.delete_all_of(home)
-        for key, (number, tick, home, what, _) in net.items():
-            if what is None or isinstance(key, int):
-                continue
-            written.append(
-                (home, key, what if isinstance(what, bytes) else _row(key, Written._make(what)), tick, number)
-            )
+        written = [
+            with_queue(key, row) if len(row) == OPEN and isinstance(key, bytes) else row
+            for key, (_, _, _, row, _) in net.items()
+            if row is not None
+        ]
         written.sort(key=itemgetter(4))  # new rows are appended to the table
-        shard = self._shard
-        if shard.header[_DISPLACED] or not rows.put_many([small(*each) for each in written]):
-            for home, stored_key, row, tick, number in written:
-                rows.put(home, tick, (stored_key, row, False), number)
-
-
-def _row(stored_key: bytes, written: Written) -> Row:
-    _, _, _, packed, expire, fresh, tags, original_key, _ = written
-    return Row(packed or b"", expire, fresh, tags, 0, None, original_key, *queue_columns(stored_key))
-
-
-# Expiry, freshness, tags, original key, and whether there is none of these.
-Columns = tuple[float | None, float | None, str | None, bytes | None, bool]
-
-_PLAIN: Columns = (None, None, None, None, True)  # of a record alone, and of a removal
-
-
-def _columns(row: Row) -> Columns:
-    _, expire, fresh, tags, _, _, original_key, _, _ = row
-    return expire, fresh, tags, original_key, False
-
-
-def _written(tick: int, home: int, stored_key: bytes, row: Row | bytes | None) -> Written:
-    if isinstance(row, Row):
-        return Written(tick, home, stored_key, row.packed, *_columns(row))
-    return Written(tick, home, stored_key, row)
+        if self._shard.header[_DISPLACED] or not rows.put_many(written):
+            for row in written:
+                rows.put_small(row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -16,6 +16,7 @@ from diskcache_like.coherence.ring import Mark, Ring, Word, Written
 from diskcache_like.entries.atomic_key import AtomicKey
 from diskcache_like.storage.redo_log import RedoLog
 from diskcache_like.storage.shard.reader import Reader
+from diskcache_like.storage.write_buffer import WriteBuffer
 from diskcache_like.system import threads
 from tests.support.broken_writers import sabotage
 from tests.support.rings import SMALLEST, content_of, finding, place_of, record_at, table_of, written_in
@@ -43,9 +44,17 @@ class Always:
     __hash__ = None  # type: ignore[assignment]
 
 
+class Trusted(dict[Any, Any]):
+    """Hot entries that show whatever generation one looks for."""
+
+    def __setitem__(self, key: Any, entry: Any) -> None:
+        super().__setitem__(key, (Always(), *entry[1:]))
+
+
 def trust_hits(cache: Cache) -> None:
-    hot, put = cache._hot, cache._hot.put
-    hot.put = lambda key, entry: put(key, (Always(), *entry[1:]))  # type: ignore[method-assign, arg-type]
+    hot = cache._hot
+    hot.entries = Trusted()
+    hot._get = cache._hot_get = hot.entries.get
 
 
 def keep_walks(cache: Cache) -> None:
@@ -194,17 +203,15 @@ def note_flushes_early(cache: Cache) -> None:
     """Say in the write buffer that records are in the database before the commit that takes them there."""
     for store in cache._shards.stores:
         buffer = store.writer.buffer
-        buffer._gather = partial(_gather_and_note, buffer._gather)  # type: ignore[method-assign]
+        buffer._write_net = partial(_note_and_write, buffer)  # type: ignore[method-assign]
 
 
-def _gather_and_note(
-    gather: Callable[..., tuple[dict[bytes | int, _native.Net], Mark | None]], ring: Ring, *most: int
-) -> tuple[dict[bytes | int, _native.Net], Mark | None]:
-    net, mark = gather(ring, *most)
-    if mark is not None:
-        ring.flushed(mark)
-        time.sleep(PAUSE)
-    return net, mark
+def _note_and_write(buffer: WriteBuffer, net: dict[bytes | int, _native.Net], mark: Mark) -> None:
+    ring = buffer._shard.ring
+    assert ring is not None
+    ring.flushed(mark)
+    time.sleep(PAUSE)
+    WriteBuffer._write_net(buffer, net, mark)
 
 
 def keep_no_redo_log(_: Cache) -> None:

@@ -81,7 +81,7 @@ class Planted:
         """Append a record as a writer does."""
         h, v = self.dice.randrange(KEYS), self.dice.choice((None, bytes(self.dice.randrange(200))))
         tags, original = self.dice.choice(((None, None), ("tag", b"spelled"), ("", b"")))
-        self.core.append(1, 1, h, self.stored(h), v, None, 2.5, tags, original, tags is None)
+        self.core.append(1, 1, h, self.stored(h), v if tags is None else (v, None, 2.5, tags, 0, None, original))
 
     def stored(self, h: int) -> bytes:
         """Return a key with a hash: one that other records have, too, or a long one."""

@@ -70,8 +70,7 @@ class Model:
         net, mark = self.ring.gather(most)
         for key, (_, _, _, what, _) in net.items():
             assert isinstance(key, bytes)
-            assert not isinstance(what, tuple)
-            self.database[int(key)] = what
+            self.database[int(key)] = None if what is None else bytes(what[1])
         if mark is not None:
             self.ring.flushed(mark)
 
@@ -111,7 +110,16 @@ def test_all_columns_of_a_row_come_back(ring: Ring) -> None:
         assert ring.append(row)
     assert [ring.find(row.home, row.stored_key) for row in rows] == rows
     net, mark = ring.gather(100)
-    assert [net[row.stored_key][3] for row in rows] == [*(tuple(row) for row in rows[:3]), b"v", None]
+    found = [
+        None if row is None else tuple(each if each == each else "NaN" for each in row) for *_, row, _ in net.values()
+    ]
+    assert found == [
+        (1, b"v", 0, b"a", 1, 1.5, 2.5, "61 62", b"spelled", "NaN", "NaN"),
+        (2, b"", 4, b"b", 2, "NaN", "NaN", "NaN", "NaN", "NaN", "NaN"),
+        (3, b"v", 8, b"c", 3, 0.0, "NaN", "", b"", "NaN", "NaN"),
+        (4, b"v", 12, b"d", 4),
+        None,
+    ]
     assert mark is not None
     assert mark.flushed == ring.words[Word.HEAD]
 
@@ -131,7 +139,17 @@ def test_what_several_writes_of_a_key_come_to(ring: Ring) -> None:
     assert ring.append(Written(6, 0, b"other", b"5"))
     assert ring.append(Written(7, 0, b"other", b"6"))
     net, _ = ring.gather(100)
-    assert net == {b"key": (4, 5, 0, b"4", True), b"other": (6, 7, 0, b"6", False)}
+    assert net == {
+        b"key": (4, 5, 0, (5, b"4", 0, b"key", 4), True),
+        b"other": (6, 7, 0, (7, b"6", 0, b"other", 6), False),
+    }
+
+
+@pytest.mark.parametrize("home", [1, 2, 1 << 63, (1 << 64) - 4])
+def test_a_hash_that_no_key_has_is_damage(ring: Ring, home: int) -> None:
+    assert ring.append(Written(1, home, b"key", b"v"))
+    with pytest.raises(DecodeError):
+        ring.gather(100)
 
 
 def test_a_slice_ends_before_one_key_more(ring: Ring) -> None:
@@ -158,7 +176,9 @@ def test_nothing_waiting_is_overwritten(ring: Ring) -> None:
     while ring.append(Written(1, 0, b"key", b"v" * 100)):
         appended += 1
     assert (appended + 1) * 200 > CAPACITY
-    assert ring.gather(10)[0][b"key"][3] == b"v" * 100
+    row = ring.gather(10)[0][b"key"][3]
+    assert row is not None
+    assert row[1] == b"v" * 100
 
 
 def test_walks_end_where_the_database_was_written_in_another_way(ring: Ring) -> None:
@@ -308,7 +328,7 @@ def test_damaged_content_costs_its_key_alone_where_a_writer_has_died(ring: Ring)
     ring.mend()
     assert ring.append(Written(9, hash_of(60), stored(60), b"value"))
     net, _ = ring.gather(1 << 20)
-    assert {key: what for key, (_, _, _, what, _) in net.items()} == {
+    assert {key: row and row[1] for key, (_, _, _, row, _) in net.items()} == {
         stored(1): b"value",
         hash_of(20): None,
         stored(40): b"value",
@@ -478,7 +498,7 @@ def test_a_flipped_bit_never_shows_an_older_value(tmp_path: Path) -> None:
             net, _ = ring.gather(10)
         except DecodeError:
             net = {}
-        values = {what for _, _, _, what, _ in net.values()}
+        values = {bytes(row[1]) for _, _, _, row, _ in net.values() if row is not None}
         assert b"old" not in values
         content_of(ring)[position] ^= 4
     ring.close()

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diskcache_like.coherence._native import pack_plain
 from diskcache_like.crypto.signing import Signer
 from diskcache_like.encoding.record import (
     MODE_BINARY,
@@ -16,6 +17,7 @@ from diskcache_like.encoding.record import (
     Metadata,
     Record,
     pack,
+    pack_full,
     pack_simple,
     unpack,
 )
@@ -73,6 +75,21 @@ def test_a_value_without_metadata_is_packed_in_five_bytes_more(stored: bytes, pa
     assert len(blob) == len(payload) + 5
     assert blob[0] == SIMPLE
     assert unpack(stored, blob).payload == payload
+
+
+@given(stored_keys, st.binary(max_size=200), st.none() | st.floats(allow_nan=False), st.binary(max_size=200))
+def test_the_core_packs_what_python_does(stored: bytes, payload: bytes, expire: float | None, tags: bytes) -> None:
+    record = Record(MODE_RAW, payload, Metadata(expire, tags))
+    packed = pack_plain(stored, payload, expire, tags)
+    assert packed == (pack_simple(stored, payload) if record.is_simple() else pack_full(stored, record))
+
+
+def test_the_core_packs_bytes_alone_and_no_more_tags_than_fit() -> None:
+    with pytest.raises(OverflowError):
+        pack_plain(b"key", b"value", None, bytes(65_536))
+    for wrong in (("key", b"", None, b""), (b"", "value", None, b""), (b"", b"", "soon", b""), (b"", b"", None, None)):
+        with pytest.raises(TypeError):
+            pack_plain(*wrong)
 
 
 @pytest.mark.parametrize("signer", [None, SIGNER], ids=["checked", "signed"])

@@ -525,11 +525,9 @@ def _within(low: int, high: int) -> Callable[[Sequence[Any]], bool]:
 
 
 def _original_and_record(what: Any) -> tuple[bytes | None, bytes]:
-    """Return the original key and the record of a write that waits."""
-    if isinstance(what, bytes):
-        return None, what
-    written = Written._make(what)
-    return written.original_key, written.packed or b""
+    """Return the original key and the record of a row that waits."""
+    original = what[8] if len(what) > 8 else None
+    return bytes(original) if isinstance(original, bytearray) else None, bytes(what[1])
 
 
 def _is_row_of(net: Any, number: int = 0) -> bool:
