@@ -58,7 +58,7 @@ class Client:
         self.tracking = tracking
         self.number: int = next(_ids)
         self.began = time.monotonic()
-        self.peer = self.local = ""
+        self.peer: object = ""
         self.libraries: dict[str, str] = {}
         self.commands = 0
         self.ends = False  # once it has said so
@@ -71,10 +71,6 @@ class Client:
         self.is_admitted = self.access.is_open
         self.is_tracking = False
 
-    def admit(self) -> None:
-        """Let the client use commands."""
-        self.is_admitted = True
-
     def push(self, message: bytes) -> None:
         """Send what the client has not asked for just now."""
         raise NotImplementedError
@@ -84,7 +80,7 @@ class Client:
         libraries = " ".join(f"{name}={self.libraries.get(name, '')}" for name in ("lib-name", "lib-ver"))
         age, flags = int(time.monotonic() - self.began), "t" if self.is_tracking else "N"
         return (
-            f"id={self.number} addr={self.peer} laddr={self.local} name={self.name.decode()} age={age} idle=0"
+            f"id={self.number} name={self.name.decode()} age={age} idle=0"
             f" flags={flags} db=0 user=default {libraries} resp={self.version} tot-cmds={self.commands}"
         )
 
@@ -260,7 +256,7 @@ def _auth(client: Client, words: Words) -> Any:
 def _authenticate(client: Client, user: bytes, password: bytes) -> None:
     if user != b"default" or not (client.access.is_open or client.access.admits(password)):
         raise Failed(WRONG_PASSWORD)
-    client.admit()
+    client.is_admitted = True
 
 
 @command("quit", -1, is_free=True)
