@@ -16,8 +16,13 @@ _NUMBER: Final = re.compile(rb"-?[0-9]{1,19}\Z")
 _WORD: Final = re.compile(rb"""\s*(?:"((?:\\.|[^"\\])*)"|'((?:\\'|[^'])*)'|([^\s"']+))(?:\s+|\Z)""", re.DOTALL)
 _ESCAPE: Final = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _ESCAPED: Final = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"a": b"\a"}
-_LENGTHS: Final = {b"%c%d" % (kind, number): number for kind in b"*$" for number in range(1000)}  # the usual headers
-_PROBLEMS: Final = {b"*": "invalid multibulk length", b"$": "invalid bulk length"}
+_COUNTS: Final = {b"*%d" % number: number for number in range(1, 10)}  # the usual headers, which are always allowed
+_LENGTHS: Final = {b"$%d" % number: number for number in range(1, 1000)}
+_LINES: Final = {  # by what they begin with: how they end, how long they may be, and what is wrong with others
+    b"": (b"\n", LINE, "too big inline request"),
+    b"*": (b"\r\n", _HEADER, "invalid multibulk length"),
+    b"$": (b"\r\n", _HEADER, "invalid bulk length"),
+}
 
 
 class ProtocolError(Exception):
@@ -50,13 +55,14 @@ class Parser:
         self._arrived += data
 
     def take(self, most: int) -> list[list[bytes]]:
-        """Return the next complete commands, `most` at the most; fewer if no more are complete, or there is an error."""
+        """Return the next complete commands, `most` at the most; fewer if there are no more, or is an error."""
         found: list[list[bytes]] = []
         try:
             for words in self._requests:
                 if words is None:
                     break
-                found.append(words)
+                if words:  # Redis ignores empty ones, too
+                    found.append(words)
                 if len(found) == most:
                     break
         except ProtocolError as error:
@@ -71,7 +77,7 @@ class Parser:
     def _taken_apart(self) -> Generator[list[bytes] | None, None, None]:
         """Yield each request that is complete, and None when more has to arrive.
 
-        What comes before `at` is cut off before that, so that nothing is kept of the requests before.
+        The data before `at` is cut off while more has to arrive, so that nothing is kept of requests that are done.
         """
         data, at = b"", 0
         while True:
@@ -82,57 +88,47 @@ class Parser:
                     yield None
                 data, self._arrived = self._arrived, b""
             if data[at] != 42:  # "*"
-                end = data.find(b"\n", at, at + LINE)
-                if end < 0 and len(data) - at >= LINE:
-                    raise ProtocolError("too big inline request")
-                if end < 0:
-                    data = data[at:]
-                    data, at = (yield from self._more(data)), 0
-                    continue
-                words, at = _inline(data[at:end]), end + 1
-            else:
+                data = data[at:]
+                data, at, end = yield from self._line(data, b"")
+                words, at = _inline(data[:end]), end + 1
+                yield words
+                continue
+            end = data.find(b"\r\n", at, at + _HEADER)
+            if end < 0:
+                data = data[at:]
+                data, at, end = yield from self._line(data, b"*")
+            count = _COUNTS.get(data[at:end]) or _length(data[at:end], b"*", self.arguments)
+            at, room = end + 2, 2 * self.value
+            for _ in range(count):
                 end = data.find(b"\r\n", at, at + _HEADER)
                 if end < 0:
                     data = data[at:]
-                    data, at, end = yield from self._header(data, b"*")
-                count = _LENGTHS.get(data[at:end])
-                if count is None:
-                    count = _length(data[at:end], b"*")
-                if count > self.arguments:
-                    raise ProtocolError(_PROBLEMS[b"*"])
-                at, room = end + 2, 2 * self.value
-                for _ in range(count):
-                    end = data.find(b"\r\n", at, at + _HEADER)
-                    if end < 0:
-                        data = data[at:]
-                        data, at, end = yield from self._header(data, b"$")
-                    length = _LENGTHS.get(data[at:end]) if data[at] == 36 else None  # "$"
-                    if length is None:
-                        length = _length(data[at:end], b"$")
-                    room -= length
-                    if not 0 <= length <= self.value or room < 0:
-                        raise ProtocolError(_PROBLEMS[b"$"])
-                    at, end = end + 2, end + 2 + length
-                    if end + 2 > len(data):
-                        data = data[at:]
-                        data, at, end = (yield from self._more(data, length + 2)), 0, length
-                    if data[end] != 13 or data[end + 1] != 10:
-                        raise ProtocolError(_PROBLEMS[b"$"])
-                    words.append(data[at:end])
-                    at = end + 2
-            if words:  # Redis ignores empty ones, too
-                yield words
+                    data, at, end = yield from self._line(data, b"$")
+                length = _LENGTHS.get(data[at:end]) or _length(data[at:end], b"$", min(self.value, room))
+                room -= length
+                at, end = end + 2, end + 2 + length
+                if end + 2 > len(data):
+                    data = data[at:]
+                    data, at, end = (yield from self._more(data, length + 2)), 0, length
+                if room < 0 or data[end] != 13 or data[end + 1] != 10:
+                    raise ProtocolError("invalid bulk length")
+                words.append(data[at:end])
+                at = end + 2
+            yield words
 
-    def _header(self, data: bytes, kind: bytes) -> Generator[None, None, tuple[bytes, int, int]]:
-        """Return the data that begins with a header, and the header's bounds, once it is complete."""
-        while (end := data.find(b"\r\n", 0, _HEADER)) < 0:
-            if len(data) >= _HEADER or not kind.startswith(data[:1]):
-                _length(data, kind)
+    def _line(self, data: bytes, kind: bytes) -> Generator[None, None, tuple[bytes, int, int]]:
+        """Return the data that begins with a line, and the bounds of that, once it is complete."""
+        mark, most, problem = _LINES[kind]
+        while (end := data.find(mark, 0, most)) < 0:
+            if not data.startswith(kind[: len(data)]):
+                _length(data, kind, 0)
+            if len(data) >= most:
+                raise ProtocolError(problem)
             data = yield from self._more(data)
         return data, 0, end
 
     def _more(self, data: bytes, size: int = 0) -> Generator[None, None, bytes]:
-        """Return this and what follows it, once something has, and they are so many bytes."""
+        """Return this and what follows it, once something does, and they are so many bytes."""
         rest, size = bytearray(data), max(size, len(data) + 1)
         while len(rest) < size:
             if not self._arrived:
@@ -142,13 +138,14 @@ class Parser:
         return bytes(rest)
 
 
-def _length(header: bytes, kind: bytes) -> int:
-    """Return the length that a header announces."""
+def _length(header: bytes, kind: bytes, most: int) -> int:
+    """Return the length that a header of this kind announces, if it is allowed."""
     if not header.startswith(kind):
         raise ProtocolError(f"expected '{kind.decode()}', got '{header[:1].decode('latin-1')}'")
-    if not _NUMBER.match(header, 1):
-        raise ProtocolError(_PROBLEMS[kind])
-    return int(header[1:])
+    length = int(header[1:]) if _NUMBER.match(header, 1) else most + 1
+    if length > most or (length < 0 and kind == b"$"):
+        raise ProtocolError(_LINES[kind][-1])
+    return length
 
 
 def _inline(line: bytes) -> list[bytes]:

@@ -103,12 +103,14 @@ def test_what_is_no_request_is_refused_at_once(request_: bytes, problem: str) ->
 
 
 def test_all_arguments_together_have_a_limit() -> None:
-    parser = Parser(VALUE, ARGUMENTS)
-    parser.feed(b"*3\r\n" + b"$1000\r\n%b\r\n" % (b"x" * 1000) * 2)
-    assert parser.take(1) == []
-    parser.feed(b"$1\r\n")
-    assert parser.take(1) == []
-    assert parser.error
+    for more in (b"$1000\r\n", b"$1\r\nx\r\n"):
+        parser = Parser(VALUE, ARGUMENTS)
+        parser.feed(b"*3\r\n" + b"$1000\r\n%b\r\n" % (b"x" * 1000) * 2)
+        assert parser.take(1) == []
+        assert parser.error is None
+        parser.feed(more)
+        assert parser.take(1) == []
+        assert parser.error
 
 
 @pytest.mark.parametrize(
