@@ -59,7 +59,7 @@ MSET h:1 1 h:2 2 x*y 3 h?1 4 h[1 5 | KEYS * | KEYS h:* | KEYS h?1 | KEYS h\\?1 |
 KEYS | KEYS none* | KEYS h\\[1 | KEYS [a-h]:[0-1] | SCAN x | SCAN 0 COUNT 0 | SCAN 0 COUNT x | SCAN 0 MATCH | SCAN
 SCAN 0 BOGUS 1 | SCAN 0 MATCH h:* COUNT 1000 | SCAN 0 TYPE list COUNT 1000 | SCAN 0 COUNT 1000 TYPE string
 PING | PING hello | PING a b | ECHO x | ECHO | SELECT 0 | SELECT x | SELECT 99 | SELECT -1 | CLIENT GETNAME
-CLIENT SETNAME me | CLIENT GETNAME | CLIENT | CLIENT BOGUS | CLIENT SETNAME | CLIENT NO-EVICT ON | CLIENT ID x
+CLIENT SETNAME me | CLIENT GETNAME | CLIENT | CLIENT BOGUS | CLIENT SETNAME | CLIENT ID x
 CONFIG | CONFIG BOGUS | CONFIG GET save | CONFIG GET appendonly | CONFIG GET | CONFIG GET nothing | COMMAND BOGUS
 nonsense | nonsense a b | HELLO 9 | HELLO x | HELLO 3 SETNAME | CLIENT GETNAME | AUTH x | AUTH a b c | AUTH other x
 AUTH default x | RESET x | CLIENT TRACKING | CLIENT TRACKING MAYBE | CLIENT TRACKING OFF | CLIENT TRACKING ON BOGUS
@@ -311,7 +311,7 @@ def test_info_and_commands_are_told(door: OpenDoor) -> None:
         assert mine["name"] == "me"
         assert mine["lib-name"].startswith("redis-py")
         assert mine["resp"] == "3"
-        assert client.client_info()["id"] == client.client_id() == int(mine["id"])
+        assert client.client_id() == int(mine["id"])
 
 
 def test_transactions_are_refused(door: OpenDoor) -> None:
