@@ -102,7 +102,6 @@ class Command(NamedTuple):
 
 
 COMMANDS: Final[dict[bytes, Command]] = {}
-_OF_TWO_WORDS: Final[dict[bytes, Command]] = {}  # by both, such as CLIENT|ID
 ONE, ALL, PAIRS = (1, 1, 1), (1, -1, 1), (1, -1, 2)
 
 
@@ -111,8 +110,7 @@ def command(names: str, arity: int, *others: Any, **options: Any) -> Callable[[F
 
     def enter(function: Function) -> Function:
         for name in names.split():
-            table = _OF_TWO_WORDS if "|" in name else COMMANDS
-            table[name.upper().encode()] = Command(name, function, arity, *others, **options)
+            COMMANDS[name.upper().encode()] = Command(name, function, arity, *others, **options)
         return function
 
     return enter
@@ -129,8 +127,8 @@ def carry_out(client: Client, words: Words) -> bytes:
     reply: Any
     try:
         found = COMMANDS.get(words[0]) or _command_of(words)
-        if len(words) != found.arity:
-            _check_arity(found, words)
+        if len(words) != found.arity and not len(words) >= -found.arity > 0:
+            raise _wrong_number(found.name)
         if not client.is_admitted and not found.is_free:
             raise Failed(NO_PASSWORD)
         if found.writes:
@@ -171,9 +169,15 @@ def _command_of(words: Words) -> Command:
     return found
 
 
-def _check_arity(found: Command, words: Words) -> None:
-    if not (len(words) == found.arity or len(words) >= -found.arity > 0):
-        raise Failed(f"ERR wrong number of arguments for '{found.name}' command")
+def _wrong_number(name: str) -> Failed:
+    return Failed(f"ERR wrong number of arguments for '{name}' command")
+
+
+def _wrong_subcommand(words: Words, *known: bytes) -> Failed:
+    name, second = _text(words[0]), _text(words[1])
+    if words[1].upper() in known:
+        return _wrong_number(f"{name}|{second}".lower())
+    return Failed(f"ERR unknown subcommand '{second}'. Try {name.upper()} HELP.")
 
 
 def _text(word: bytes) -> str:
@@ -257,7 +261,7 @@ def _reset(client: Client, _: Words) -> Any:
 @command("ping", -1)
 def _ping(_: Client, words: Words) -> Any:
     if len(words) > 2:
-        raise Failed("ERR wrong number of arguments for 'ping' command")
+        raise _wrong_number("ping")
     return words[1] if len(words) > 1 else Simple(b"PONG")
 
 
@@ -271,31 +275,26 @@ def _select(_: Client, words: Words) -> Any:
 command("echo", 2)(lambda _, words: words[1])
 
 
-@command("client config", -2)
-def _of_two_words(client: Client, words: Words) -> Any:
-    found = _OF_TWO_WORDS.get(b"|".join(words[:2]).upper())
-    if found is None:
-        raise Failed(f"ERR unknown subcommand '{_text(words[1])}'. Try {_text(words[0]).upper()} HELP.")
-    _check_arity(found, words)
-    return found.function(client, words)
-
-
-command("client|id", 2)(lambda client, _: client.number)
-command("client|getname", 2)(lambda client, _: client.name or None)
-
-
-@command("client|setname", 3)
-def _client_setname(client: Client, words: Words) -> Any:
-    client.name = _checked_name(words[2])
-    return OK
-
-
-@command("client|setinfo", 4)
-def _client_setinfo(client: Client, words: Words) -> Any:
-    option = _text(words[2]).lower()
-    if option not in ("lib-name", "lib-ver"):
-        raise Failed(f"ERR Unrecognized option '{_text(words[2])}'")
-    client.libraries[option] = _checked_name(words[3], option).decode()
+@command("client", -2)
+def _client(client: Client, words: Words) -> Any:
+    match [words[1].upper(), *words[2:]]:
+        case [b"ID"]:
+            return client.number
+        case [b"GETNAME"]:
+            return client.name or None
+        case [b"SETNAME", name]:
+            client.name = _checked_name(name)
+        case [b"SETINFO", option, value]:
+            what = _text(option).lower()
+            if what not in ("lib-name", "lib-ver"):
+                raise Failed(f"ERR Unrecognized option '{_text(option)}'")
+            client.libraries[what] = _checked_name(value, what).decode()
+        case [b"LIST", *_]:
+            return "".join(map(_line_of, sorted(client.others, key=lambda other: other.number)))
+        case [b"TRACKING", switch, *options]:
+            _track(client, switch.upper(), options)
+        case _:
+            raise _wrong_subcommand(words, b"ID", b"GETNAME", b"SETNAME", b"SETINFO", b"TRACKING")
     return OK
 
 
@@ -305,41 +304,40 @@ def _checked_name(name: bytes, what: str = "names") -> bytes:
     return name
 
 
-@command("client|list", -2)
-def _client_list(client: Client, _: Words) -> Any:
-    lines = []
-    for each in sorted(client.others, key=lambda other: other.number):
-        peer = ":".join(map(str, each.peer[:2])) if isinstance(each.peer, tuple) else ""
-        libraries = "".join(f" {name}={value}" for name, value in each.libraries.items())
-        lines.append(f"id={each.number} addr={peer} name={each.name.decode()} db=0{libraries} resp={each.version}\n")
-    return "".join(lines)
+def _line_of(client: Client) -> str:
+    peer = ":".join(map(str, client.peer[:2])) if isinstance(client.peer, tuple) else ""
+    libraries = "".join(f" {name}={value}" for name, value in client.libraries.items())
+    return f"id={client.number} addr={peer} name={client.name.decode()} db=0{libraries} resp={client.version}\n"
 
 
-@command("client|tracking", -3)
-def _client_tracking(client: Client, words: Words) -> Any:
+def _track(client: Client, switch: bytes, words: Words) -> None:
     # NOLOOP changes nothing: a client is told of its own changes all the same, as nobody knows whose they are.
-    options = options_in(words[3:], {b"PREFIX": 1, b"BCAST": 0, b"NOLOOP": 0})
+    options = options_in(words, {b"PREFIX": 1, b"BCAST": 0, b"NOLOOP": 0})
     prefixes = options.get(b"PREFIX")
-    if words[2].upper() == b"OFF":
-        client.tracking.stop(client)
-    elif words[2].upper() != b"ON":
+    if switch not in (b"ON", b"OFF"):
         raise Failed(SYNTAX)
+    if switch == b"OFF":
+        client.tracking.stop(client)
     elif client.version < 3:
         raise Failed("ERR tracking needs RESP 3: say HELLO 3 before")
     elif prefixes and b"BCAST" not in options:
         raise Failed("ERR PREFIX option requires BCAST mode to be enabled")
     else:
         client.tracking.start(client, (prefixes or [b""]) if b"BCAST" in options else None)
-    return OK
 
 
 # -- the server -------------------------------------------------------------------------------------------------------
 
 
 @command("command", -1)
-def _command(client: Client, words: Words) -> Any:
-    if len(words) > 1:
-        return _of_two_words(client, words)
+def _command(_: Client, words: Words) -> Any:
+    match [word.upper() for word in words[1:]]:
+        case [b"COUNT"]:
+            return len(COMMANDS)
+        case [b"DOCS", *_]:
+            return {}
+        case [_, *_]:
+            raise _wrong_subcommand(words, b"COUNT")
     told = []
     for each in COMMANDS.values():
         flags = [b"write"] if each.writes else [b"readonly"] if each.keys[0] else [b"no_auth"] if each.is_free else []
@@ -347,12 +345,10 @@ def _command(client: Client, words: Words) -> Any:
     return told
 
 
-command("command|count", 2)(lambda _, __: len(COMMANDS))
-command("command|docs", -2)(lambda _, __: {})
-
-
-@command("config|get", -3)
-def _config_get(client: Client, words: Words) -> Any:
+@command("config", -2)
+def _config(client: Client, words: Words) -> Any:
+    if words[1].upper() != b"GET" or len(words) < 3:
+        raise _wrong_subcommand(words, b"GET")
     settings, limits = client.cache._handle.settings, client.access.limits
     policies = {"none": "noeviction", "least-frequently-used": "allkeys-lfu"}
     values = {"appendonly": "no", "databases": "1", "maxclients": str(limits.clients), "save": "", "timeout": "0"}
@@ -523,7 +519,7 @@ def _tags(words: Words) -> list[str]:
 @command("mset", -3, PAIRS, writes=True)
 def _mset(client: Client, words: Words) -> Any:
     if len(words) % 2 == 0:
-        raise Failed("ERR wrong number of arguments for 'mset' command")
+        raise _wrong_number("mset")
     cache, values = client.cache, words[2::2]
     if sum(map(len, values)) > SMALL:
         may_block()
