@@ -7,6 +7,8 @@ with all that have arrived behind it. Meanwhile, and while a client does not rea
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 from collections import deque
 from functools import partial
 from typing import Final, cast
@@ -14,7 +16,7 @@ from typing import Final, cast
 from ..cache import Cache
 from ..system.blocking import WouldBlock
 from .access import Access
-from .commands import Client, carry_out, is_write
+from .commands import carry_out, is_write
 from .resp import Failed, NotRedis, Parser, encode
 from .tracking import Tracking
 
@@ -59,15 +61,24 @@ class RespDoor:
         await self.tracking.end()
 
 
-class Connection(Client, asyncio.Protocol):
+_numbers: Final = itertools.count(1)
+
+
+class Connection(asyncio.Protocol):
     """One client."""
 
     _transport: asyncio.Transport
     _timer: asyncio.TimerHandle
 
     def __init__(self, door: RespDoor) -> None:
-        super().__init__(door.cache, door.access, door.clients, door.tracking)
-        self._door = door
+        self.door = door
+        self.cache: Cache = door.cache
+        self.access = door.access
+        self.number: int = os.getpid() << 32 | next(_numbers)  # which differ between the workers of a server
+        self.peer: object = None
+        self.libraries: dict[str, str] = {}
+        self.ends = False  # once it has said so, or nobody is there
+        self.start_over()
         self._loop = asyncio.get_running_loop()
         self._parser = Parser(0, 0)
         self._commands: deque[list[bytes]] = deque()  # that were taken from the parser,
@@ -78,12 +89,19 @@ class Connection(Client, asyncio.Protocol):
         self._is_full = False  # whether the client has to read first
         self._is_finishing = False
 
+    def start_over(self) -> None:
+        """Be as after connecting."""
+        self.version = 2
+        self.name = b""
+        self.is_admitted = self.access.is_open
+        self.is_tracking = False
+
     # -- what the loop calls ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin with a client, unless there are too many."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is of no such class
-        door, limits = self._door, self.access.limits
+        door, limits = self.door, self.access.limits
         self._timer = self._loop.call_later(limits.patience, self._look_after)
         if door.is_ending or len(door.clients) >= limits.clients:
             self._end(Failed("ERR max number of clients reached"))
@@ -99,9 +117,9 @@ class Connection(Client, asyncio.Protocol):
         self.ends = True
         self._commands.clear()
         self._parser.close()
-        self.tracking.stop(self)
+        self.door.tracking.stop(self)
         self._timer.cancel()
-        self._door.clients.discard(self)
+        self.door.clients.discard(self)
         self._leave_if_idle()
 
     def data_received(self, data: bytes) -> None:
@@ -136,7 +154,7 @@ class Connection(Client, asyncio.Protocol):
         if not commands:
             self._take()
         try:
-            if commands and self._door.writing.locked() and is_write(commands[0]):
+            if commands and self.door.writing.locked() and is_write(commands[0]):
                 raise WouldBlock
             self._carry_out(replies)
         except WouldBlock:
@@ -155,12 +173,12 @@ class Connection(Client, asyncio.Protocol):
         self._is_dry = len(self._commands) < most
 
     async def _work_in_thread(self, replies: list[bytes]) -> None:
-        threads = self._door.threads
+        threads = self.door.threads
         try:
             if not any(map(is_write, self._commands)):
                 await threads.call(partial(self._carry_out, replies), False)
             else:
-                async with self._door.writing:
+                async with self.door.writing:
                     await threads.attempt(partial(self._carry_out, replies))
         finally:
             self._task = None
@@ -180,9 +198,9 @@ class Connection(Client, asyncio.Protocol):
         """Write replies, and go on with what is left."""
         if replies:
             if self.is_tracking:  # in one piece, so that a client which has read its reply has read this, too
-                replies.append(self.tracking.message(self))
+                replies.append(self.door.tracking.message(self))
             self._write(b"".join(replies))
-            self.tracking.deliver()
+            self.door.tracking.deliver()
         transport, is_done = self._transport, self._is_dry and not self._commands
         if self.ends or (is_done and self._is_finishing):
             transport.close()
@@ -227,8 +245,8 @@ class Connection(Client, asyncio.Protocol):
         self._transport.close()
 
     def _leave_if_idle(self) -> None:
-        if self._task is None and not self._door.clients:
-            self._door.is_empty.set()
+        if self._task is None and not self.door.clients:
+            self.door.is_empty.set()
 
     def _look_after(self) -> None:
         """Drop a client that has not authenticated, or has read nothing of what waited for it at the last look."""
