@@ -42,8 +42,8 @@ _INTEGER: Final = re.compile(rb"(?:0|-?[1-9][0-9]{0,18})\Z")
 _FLOAT: Final = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?\Z")
 _NAME: Final = re.compile(rb"[!-~]*\Z")
 _STARTED: Final = time.time()
-_UNITS: Final = (b"EX", b"PX", b"EXAT", b"PXAT")
-_LIFETIMES: Final = frozenset({*_UNITS, b"KEEPTTL", b"PERSIST"})
+_UNITS: Final = frozenset((b"EX", b"PX", b"EXAT", b"PXAT"))
+_LIFETIMES: Final = _UNITS | {b"KEEPTTL", b"PERSIST"}
 _log: Final = logging.getLogger(__name__)
 
 SYNTAX: Final = "ERR syntax error"
@@ -432,7 +432,7 @@ def _lifetime(client: Connection, words: Words, options: Mapping[bytes, list[byt
     given = options.keys() & _LIFETIMES
     if len(given) > 1 or {b"NX", b"XX"} <= options.keys():
         raise Failed(SYNTAX)
-    for unit in given.intersection(_UNITS):
+    for unit in given & _UNITS:
         number = integer(options[unit][-1])
         moment = _moment(client, words, unit, number if number > 0 else LARGEST * 1000)
         return max(0.0, moment - client.cache._clock())
@@ -443,11 +443,11 @@ _SET: Final = {**dict.fromkeys(_UNITS, 1), b"NX": 0, b"XX": 0, b"KEEPTTL": 0, b"
 _GETEX: Final = {**dict.fromkeys(_UNITS, 1), b"PERSIST": 0}
 
 
-def _store(client: Connection, words: Words, tags: Sequence[str] = ()) -> Any:
+def _store(client: Connection, words: Words, tags: Sequence[str] | None = None) -> Any:
     cache, value = client.cache, _admitted(client, words[2])
     options = options_in(words[3:], _SET) if len(words) > 3 else {}
     lifetime = _lifetime(client, words, options) if options else None
-    if options.keys() <= set(_UNITS):
+    if not options or options.keys() <= _UNITS:
         if not cache.set(key_of(words[1]), value, lifetime, tags=tags):
             raise Failed(TOO_LARGE)
         return OK
