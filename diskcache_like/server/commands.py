@@ -39,7 +39,9 @@ FEW: Final = 50  # keys that are read, on an event loop
 LARGEST: Final = (1 << 63) - 1
 LATEST: Final = LARGEST // 1000  # seconds
 _INTEGER: Final = re.compile(rb"(?:0|-?[1-9][0-9]{0,18})\Z")
-_FLOAT: Final = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?\Z")
+_FLOAT: Final = re.compile(
+    rb"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?|inf(?:inity)?)\Z", re.IGNORECASE
+)
 _NAME: Final = re.compile(rb"[!-~]*\Z")
 _STARTED: Final = time.time()
 _UNITS: Final = frozenset((b"EX", b"PX", b"EXAT", b"PXAT"))
@@ -555,9 +557,7 @@ def _incrbyfloat(client: Connection, words: Words) -> Any:
     delta = _decimal(words[2])
 
     def decide(current: Any, metadata: Metadata) -> tuple[Decision, Any]:
-        total = float(delta + (0 if current is ENOVAL else _decimal(content_of(current).data)))
-        if not math.isfinite(total):
-            raise Failed("ERR increment would produce NaN or Infinity")
+        total = _finite(float(delta + (0 if current is ENOVAL else _decimal(content_of(current).data))))
         number = int(total) if total.is_integer() and abs(total) <= LARGEST else total
         return (number, metadata), content_of(number).data
 
@@ -566,10 +566,15 @@ def _incrbyfloat(client: Connection, words: Words) -> Any:
 
 def _decimal(word: bytes) -> Decimal:
     """Return the number that a word is; not in binary, or 1.1 + 2.2 would be 3.3000000000000003."""
-    number = float(word) if _FLOAT.match(word) else math.inf
-    if not math.isfinite(number):
+    if not _FLOAT.match(word):
         raise Failed("ERR value is not a valid float")
-    return Decimal(repr(number))
+    return Decimal(repr(_finite(float(word))))
+
+
+def _finite(number: float) -> float:
+    if not math.isfinite(number):
+        raise Failed("ERR increment would produce NaN or Infinity")
+    return number
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------
