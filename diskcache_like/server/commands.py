@@ -11,24 +11,27 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from decimal import Decimal
-from typing import Any, Final, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from ..cache import SET_MANY_BATCH, Cache, atomic_key
+from ..cache import SET_MANY_BATCH, atomic_key
 from ..encoding.globs import pattern_of
 from ..encoding.record import Metadata
 from ..encoding.tags import pack_tags, tags_of
 from ..entries.atomic_key import REMOVE, Decision
 from ..entries.loading import ENOVAL
-from ..entries.row_codec import KEEP, with_expiry
+from ..entries.row_codec import with_expiry
 from ..errors import CacheError
 from ..system.blocking import may_block
 from ..system.signals import reraise_signal
-from .access import Access
 from .resp import OK, Failed, Simple, encode
-from .tracking import Tracking
 from .values import NotPlain, content_of, key_of, name_of
+
+if TYPE_CHECKING:
+    from .connection import Connection
 
 VERSION: Final = "7.4.0"  # of Redis; clients take it for what a server can do, such as tracking for redis-py
 SMALL: Final = 16 << 10  # bytes of values that are written, and
@@ -36,71 +39,23 @@ FEW: Final = 50  # keys that are read, on an event loop
 LARGEST: Final = (1 << 63) - 1
 LATEST: Final = LARGEST // 1000  # seconds
 _INTEGER: Final = re.compile(rb"(?:0|-?[1-9][0-9]{0,18})\Z")
-_FLOAT: Final = re.compile(rb"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?\Z")
+_FLOAT: Final = re.compile(
+    rb"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?|inf(?:inity)?)\Z", re.IGNORECASE
+)
 _NAME: Final = re.compile(rb"[!-~]*\Z")
 _STARTED: Final = time.time()
-_UNITS: Final = {b"EX": (1, False), b"PX": (1000, False), b"EXAT": (1, True), b"PXAT": (1000, True)}
+_UNITS: Final = frozenset((b"EX", b"PX", b"EXAT", b"PXAT"))
+_LIFETIMES: Final = _UNITS | {b"KEEPTTL", b"PERSIST"}
 _log: Final = logging.getLogger(__name__)
 
 SYNTAX: Final = "ERR syntax error"
 NO_INTEGER: Final = "ERR value is not an integer or out of range"
-WRONG_TYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
-WRONG_PASSWORD: Final = "WRONGPASS invalid username-password pair or user is disabled."  # noqa: S105 - no password
+NO_PASSWORD: Final = "NOAUTH Authentication required."  # noqa: S105 - no password
+TOO_LARGE: Final = "ERR string exceeds maximum allowed size"
 
-
-class Client:
-    """One client, as commands see it."""
-
-    def __init__(self, cache: Cache, access: Access, others: Collection[Client], tracking: Tracking) -> None:
-        self.cache = cache
-        self.access = access
-        self.others = others  # all clients of the door, this one among them
-        self.tracking = tracking
-        self.number: int = next(_ids)
-        self.began = time.monotonic()
-        self.peer = self.local = ""
-        self.libraries: dict[str, str] = {}
-        self.commands = 0
-        self.ends = False  # once it has said so
-        self.start_over()
-
-    def start_over(self) -> None:
-        """Be as after connecting."""
-        self.version = 2
-        self.name = b""
-        self.is_admitted = self.access.is_open
-        self.is_tracking = False
-
-    def admit(self) -> None:
-        """Let the client use commands."""
-        self.is_admitted = True
-
-    def push(self, message: bytes) -> None:
-        """Send what the client has not asked for just now."""
-        raise NotImplementedError
-
-    def described(self) -> str:
-        """Return the client's line of CLIENT LIST."""
-        libraries = " ".join(f"{name}={self.libraries.get(name, '')}" for name in ("lib-name", "lib-ver"))
-        age, flags = int(time.monotonic() - self.began), "t" if self.is_tracking else "N"
-        return (
-            f"id={self.number} addr={self.peer} laddr={self.local} name={self.name.decode()} age={age} idle=0"
-            f" flags={flags} db=0 user=default {libraries} resp={self.version} tot-cmds={self.commands}"
-        )
-
-
-def _numbers() -> Iterator[int]:
-    """Yield numbers for clients, which differ between the workers of a server."""
-    number = os.getpid() << 32
-    while True:
-        number += 1
-        yield number
-
-
-_ids: Final = _numbers()
 
 Words = Sequence[bytes]
-Function = Callable[[Client, Words], Any]
+Function = Callable[["Connection", Words], Any]
 
 
 class Command(NamedTuple):
@@ -120,56 +75,57 @@ class Command(NamedTuple):
 
 
 COMMANDS: Final[dict[bytes, Command]] = {}
-_CONTAINERS: Final[dict[bytes, dict[bytes, Command]]] = {b"CLIENT": {}, b"COMMAND": {}, b"CONFIG": {}}
 ONE, ALL, PAIRS = (1, 1, 1), (1, -1, 1), (1, -1, 2)
 
 
 def command(names: str, arity: int, *others: Any, **options: Any) -> Callable[[Function], Function]:
-    """Enter a function into the table, for each of the names; `name|word` if the first argument has to be that word."""
+    """Enter a function into the table, for each of the names."""
 
     def enter(function: Function) -> Function:
         for name in names.split():
-            first, bar, word = name.upper().encode().partition(b"|")
-            table, entry = (_CONTAINERS[first], word) if bar else (COMMANDS, first)
-            table[entry] = Command(name.rstrip("|"), function, arity, *others, **options)
+            COMMANDS[name.upper().encode()] = Command(name, function, arity, *others, **options)
         return function
 
     return enter
 
 
+_writes: Final = partial(command, keys=ONE, writes=True)
+
+
 # -- carrying out -----------------------------------------------------------------------------------------------------
 
 
-def carry_out(client: Client, words: Words) -> bytes:
+def carry_out(client: Connection, words: Words) -> bytes:
     """Do what a command says, and return the reply. Raises WouldBlock on an event loop."""
+    reply: Any
     try:
         found = COMMANDS.get(words[0]) or _command_of(words)
-        if len(words) != found.arity and (found.arity > 0 or len(words) < -found.arity):
-            raise Failed(f"ERR wrong number of arguments for '{found.name}' command")
+        if len(words) != found.arity and not len(words) >= -found.arity > 0:
+            raise _wrong_number(found.name)
         if not client.is_admitted and not found.is_free:
-            raise Failed("NOAUTH Authentication required.")
-        if found.writes and client.cache._handle.writes_slowly():
-            may_block()
-        if client.is_tracking and found.keys[0] and not found.writes:
-            client.tracking.watch(client, found.keys_in(words))  # before it is read
-            reply = encode(found.function(client, words), client.version)
+            raise Failed(NO_PASSWORD)
+        if found.writes:
+            if client.cache._handle.writes_slowly():
+                may_block()
+            reply = found.function(client, words)
+            client.door.tracking.wrote(found.keys_in(words))
+        elif client.is_tracking and found.keys[0]:
+            client.door.tracking.watch(client, found.keys_in(words))  # before it is read
+            reply = found.function(client, words)
             _note_expiry(client, found.keys_in(words))
         else:
-            reply = encode(found.function(client, words), client.version)
-            if found.writes:
-                client.tracking.wrote(found.keys_in(words))
+            reply = found.function(client, words)
     except Failed as error:
-        reply = encode(error, client.version)
+        reply = error
     except NotPlain:
-        reply = encode(Failed(WRONG_TYPE), client.version)
+        reply = Failed("WRONGTYPE Operation against a key holding the wrong kind of value")
     except CacheError as error:
-        reply = encode(Failed(f"ERR {type(error).__name__}: {error}"), client.version)
+        reply = Failed(f"ERR {type(error).__name__}: {error}")
     except Exception as error:
         reraise_signal(error)
         _log.exception("a command failed: %r", words[0])
-        reply = encode(Failed("ERR internal error; the server's log has it"), client.version)
-    client.commands += 1
-    return reply
+        reply = Failed("ERR internal error; the server's log has it")
+    return encode(reply, client.version)
 
 
 def is_write(words: Words) -> bool:
@@ -179,23 +135,26 @@ def is_write(words: Words) -> bool:
 
 
 def _command_of(words: Words) -> Command:
-    name = words[0].upper()
-    if name in _CONTAINERS:
-        found = _CONTAINERS[name].get(words[1].upper() if len(words) > 1 else b"")
-        if found is None and len(words) == 1:
-            raise Failed(f"ERR wrong number of arguments for '{_text(name).lower()}' command")
-        if found is None:
-            raise Failed(f"ERR unknown subcommand '{_text(words[1][:128])}'. Try {_text(name)} HELP.")
-        return found
-    found = COMMANDS.get(name)
+    found = COMMANDS.get(words[0].upper())
     if found is None:
-        shown = "".join(f"'{_text(word[:128])}' " for word in words[1:20])
-        raise Failed(f"ERR unknown command '{_text(words[0][:128])}', with args beginning with: {shown[:128]}")
+        shown = "".join(f"'{_text(word)}' " for word in words[1:20])
+        raise Failed(f"ERR unknown command '{_text(words[0])}', with args beginning with: {shown[:128]}")
     return found
 
 
+def _wrong_number(name: str) -> Failed:
+    return Failed(f"ERR wrong number of arguments for '{name}' command")
+
+
+def _wrong_subcommand(words: Words, *known: bytes) -> Failed:
+    name, second = _text(words[0]), _text(words[1])
+    if words[1].upper() in known:
+        return _wrong_number(f"{name}|{second}".lower())
+    return Failed(f"ERR unknown subcommand '{second}'. Try {name.upper()} HELP.")
+
+
 def _text(word: bytes) -> str:
-    return word.decode(errors="replace")
+    return word[:128].decode(errors="replace")
 
 
 def integer(word: bytes, problem: str = NO_INTEGER) -> int:
@@ -206,46 +165,42 @@ def integer(word: bytes, problem: str = NO_INTEGER) -> int:
     return number
 
 
+def options_in(words: Words, known: Mapping[bytes, int], problem: str = SYNTAX) -> dict[bytes, list[bytes]]:
+    """Return which options there are, with all their values; `known`: how many values follow each option."""
+    found: dict[bytes, list[bytes]] = {}
+    at = 0
+    while at < len(words):
+        option = words[at].upper()
+        end = at + 1 + known.get(option, len(words))
+        if end > len(words):
+            raise Failed(problem.format(_text(words[at])))
+        found.setdefault(option, []).extend(words[at + 1 : end])
+        at = end
+    return found
+
+
 # -- the connection ---------------------------------------------------------------------------------------------------
 
 
 @command("hello", -1, is_free=True)
-def _hello(client: Client, words: Words) -> Any:
-    version = client.version
-    if len(words) > 1:
-        version = integer(words[1], "ERR Protocol version is not an integer or out of range")
-        if version not in (2, 3):
-            raise Failed("NOPROTO unsupported protocol version")
-    name, rest = client.name, list(words[2:])
-    while rest:
-        word = rest.pop(0)
-        option = word.upper()
-        if option == b"AUTH" and len(rest) >= 2:
-            _authenticate(client, rest.pop(0), rest.pop(0))
-        elif option == b"SETNAME" and rest:
-            name = _checked_name(rest.pop(0), "names")
-        else:
-            raise Failed(f"ERR Syntax error in HELLO option '{_text(word)}'")
+def _hello(client: Connection, words: Words) -> Any:
+    problem = "ERR Protocol version is not an integer or out of range"
+    version = integer(words[1], problem) if len(words) > 1 else client.version
+    if version not in (2, 3):
+        raise Failed("NOPROTO unsupported protocol version")
+    options = options_in(words[2:], {b"AUTH": 2, b"SETNAME": 1}, "ERR Syntax error in HELLO option '{}'")
+    if b"AUTH" in options:
+        _auth(client, [b"AUTH", *options[b"AUTH"][-2:]])
     if not client.is_admitted:
-        raise Failed(
-            "NOAUTH HELLO must be called with the client already authenticated, otherwise the HELLO <proto> AUTH <user>"
-            " <pass> option can be used to authenticate the client and select the RESP protocol version at the same"
-            " time"
-        )
-    client.version, client.name = version, name
-    return {
-        "server": "redis",
-        "version": VERSION,
-        "proto": version,
-        "id": client.number,
-        "mode": "standalone",
-        "role": "master",
-        "modules": [],
-    }
+        raise Failed(NO_PASSWORD)
+    client.name = _checked_name(options.get(b"SETNAME", [client.name])[-1])
+    client.version = version
+    about = {"server": "redis", "version": VERSION, "proto": version, "id": client.number}
+    return {**about, "mode": "standalone", "role": "master", "modules": []}
 
 
 @command("auth", -2, is_free=True)
-def _auth(client: Client, words: Words) -> Any:
+def _auth(client: Connection, words: Words) -> Any:
     if len(words) > 3:
         raise Failed(SYNTAX)
     if len(words) == 2 and client.access.is_open:
@@ -253,180 +208,146 @@ def _auth(client: Client, words: Words) -> Any:
             "ERR AUTH <password> called without any password configured for the default user. Are you sure your"
             " configuration is correct?"
         )
-    _authenticate(client, words[1] if len(words) > 2 else b"default", words[-1])
+    user, password = words[-2] if len(words) > 2 else b"default", words[-1]
+    if user != b"default" or not (client.access.is_open or client.access.admits(password)):
+        raise Failed("WRONGPASS invalid username-password pair or user is disabled.")
+    client.is_admitted = True
     return OK
 
 
-def _authenticate(client: Client, user: bytes, password: bytes) -> None:
-    if user != b"default" or not (client.access.is_open or client.access.admits(password)):
-        raise Failed(WRONG_PASSWORD)
-    client.admit()
-
-
 @command("quit", -1, is_free=True)
-def _quit(client: Client, _: Words) -> Any:
+def _quit(client: Connection, _: Words) -> Any:
     client.ends = True
     return OK
 
 
 @command("reset", 1, is_free=True)
-def _reset(client: Client, _: Words) -> Any:
-    client.tracking.stop(client)
+def _reset(client: Connection, _: Words) -> Any:
+    client.door.tracking.stop(client)
     client.start_over()
     return Simple(b"RESET")
 
 
 @command("ping", -1)
-def _ping(_: Client, words: Words) -> Any:
+def _ping(_: Connection, words: Words) -> Any:
     if len(words) > 2:
-        raise Failed("ERR wrong number of arguments for 'ping' command")
+        raise _wrong_number("ping")
     return words[1] if len(words) > 1 else Simple(b"PONG")
 
 
 @command("select", 2)
-def _select(_: Client, words: Words) -> Any:
-    if integer(words[1], NO_INTEGER) != 0:
+def _select(_: Connection, words: Words) -> Any:
+    if integer(words[1]) != 0:
         raise Failed("ERR DB index is out of range")
     return OK
 
 
 command("echo", 2)(lambda _, words: words[1])
-command("client|id", 2)(lambda client, _: int(client.number))
-command("client|getname", 2)(lambda client, _: client.name or None)
-command("client|no-evict client|no-touch", 3)(lambda _, __: OK)  # nothing is done to a client, or by it
-command("client|info", 2)(lambda client, _: f"{client.described()}\n")
 
 
-@command("client|setname", 3)
-def _client_setname(client: Client, words: Words) -> Any:
-    client.name = _checked_name(words[2], "names")
+@command("client", -2)
+def _client(client: Connection, words: Words) -> Any:
+    match [words[1].upper(), *words[2:]]:
+        case [b"ID"]:
+            return client.number
+        case [b"GETNAME"]:
+            return client.name or None
+        case [b"SETNAME", name]:
+            client.name = _checked_name(name)
+        case [b"SETINFO", option, value]:
+            what = _text(option).lower()
+            if what not in ("lib-name", "lib-ver"):
+                raise Failed(f"ERR Unrecognized option '{_text(option)}'")
+            client.libraries[what] = _checked_name(value, what).decode()
+        case [b"LIST", *_]:
+            return "".join(map(_line_of, sorted(client.door.clients, key=lambda other: other.number)))
+        case [b"TRACKING", switch, *options]:
+            _track(client, switch.upper(), options)
+        case _:
+            raise _wrong_subcommand(words, b"ID", b"GETNAME", b"SETNAME", b"SETINFO", b"TRACKING")
     return OK
 
 
-@command("client|setinfo", 4)
-def _client_setinfo(client: Client, words: Words) -> Any:
-    option = _text(words[2]).lower()
-    if option not in ("lib-name", "lib-ver"):
-        raise Failed(f"ERR Unrecognized option '{_text(words[2])}'")
-    client.libraries[option] = _checked_name(words[3], option).decode()
-    return OK
-
-
-def _checked_name(name: bytes, what: str) -> bytes:
+def _checked_name(name: bytes, what: str = "names") -> bytes:
     if not _NAME.match(name):
         raise Failed(f"ERR Client {what} cannot contain spaces, newlines or special characters.")
     return name
 
 
-@command("client|list", -2)
-def _client_list(client: Client, _: Words) -> Any:
-    return "".join(f"{other.described()}\n" for other in sorted(client.others, key=lambda other: other.number))
+def _line_of(client: Connection) -> str:
+    peer = ":".join(map(str, client.peer[:2])) if isinstance(client.peer, tuple) else ""
+    libraries = "".join(f" {name}={value}" for name, value in client.libraries.items())
+    return f"id={client.number} addr={peer} name={client.name.decode()} db=0{libraries} resp={client.version}\n"
 
 
-@command("client|tracking", -3)
-def _client_tracking(client: Client, words: Words) -> Any:
-    switch, rest = words[2].upper(), list(words[3:])
-    prefixes, options = [], set()
-    while rest:
-        option = rest.pop(0).upper()
-        if option == b"PREFIX" and rest:
-            prefixes.append(rest.pop(0))
-        elif option in (b"BCAST", b"NOLOOP"):  # a client is told of its own changes all the same: nobody knows whose
-            options.add(option)
-        elif option in (b"REDIRECT", b"OPTIN", b"OPTOUT"):
-            raise Failed(f"ERR {_text(option)} is not supported: use RESP 3 and the default mode, or BCAST")
-        else:
-            raise Failed(SYNTAX)
-    if switch == b"OFF":
-        client.tracking.stop(client)
-        return OK
-    if switch != b"ON":
+def _track(client: Connection, switch: bytes, words: Words) -> None:
+    # NOLOOP changes nothing: a client is told of its own changes all the same, as nobody knows whose they are.
+    options = options_in(words, {b"PREFIX": 1, b"BCAST": 0, b"NOLOOP": 0})
+    prefixes = options.get(b"PREFIX")
+    if switch not in (b"ON", b"OFF"):
         raise Failed(SYNTAX)
-    if client.version < 3:
+    if switch == b"OFF":
+        client.door.tracking.stop(client)
+    elif client.version < 3:
         raise Failed("ERR tracking needs RESP 3: say HELLO 3 before")
-    if prefixes and b"BCAST" not in options:
+    elif prefixes and b"BCAST" not in options:
         raise Failed("ERR PREFIX option requires BCAST mode to be enabled")
-    client.tracking.start(client, (prefixes or [b""]) if b"BCAST" in options else None)
-    return OK
-
-
-@command("client|trackinginfo", 2)
-def _client_trackinginfo(client: Client, _: Words) -> Any:
-    prefixes = client.tracking.prefixes(client)
-    flags = ["on" if client.is_tracking else "off", *([] if prefixes is None else ["bcast"])]
-    return {"flags": flags, "redirect": 0 if client.is_tracking else -1, "prefixes": prefixes or []}
+    else:
+        client.door.tracking.start(client, (prefixes or [b""]) if b"BCAST" in options else None)
 
 
 # -- the server -------------------------------------------------------------------------------------------------------
 
 
-@command("command|", -1)
-def _command(_: Client, __: Words) -> Any:
-    return [_told(each) for each in COMMANDS.values()]
+@command("command", -1)
+def _command(_: Connection, words: Words) -> Any:
+    match [word.upper() for word in words[1:]]:
+        case [b"COUNT"]:
+            return len(COMMANDS)
+        case [b"DOCS", *_]:
+            return {}
+        case [_, *_]:
+            raise _wrong_subcommand(words, b"COUNT")
+    told = []
+    for each in COMMANDS.values():
+        flags = [b"write"] if each.writes else [b"readonly"] if each.keys[0] else [b"no_auth"] if each.is_free else []
+        told.append([each.name, each.arity, list(map(Simple, flags)), *each.keys, [], [], [], []])
+    return told
 
 
-command("command|count", 2)(lambda _, __: len(COMMANDS))
-command("command|docs", -2)(lambda _, __: {})
-
-
-@command("command|info", -2)
-def _command_info(_: Client, words: Words) -> Any:
-    found = [COMMANDS.get(name.upper()) for name in words[2:] or COMMANDS]
-    return [None if each is None else _told(each) for each in found]
-
-
-def _told(of: Command) -> list[Any]:
-    flags = ["write"] if of.writes else ["readonly"] if of.keys[0] else ["no_auth"] if of.is_free else []
-    return [of.name, of.arity, [Simple(flag.encode()) for flag in flags], *of.keys, [], [], [], []]
-
-
-@command("config|get", -3)
-def _config_get(client: Client, words: Words) -> Any:
-    settings = client.cache._handle.settings
+@command("config", -2)
+def _config(client: Connection, words: Words) -> Any:
+    if words[1].upper() != b"GET" or len(words) < 3:
+        raise _wrong_subcommand(words, b"GET")
+    settings, limits = client.cache._handle.settings, client.access.limits
     policies = {"none": "noeviction", "least-frequently-used": "allkeys-lfu"}
-    values = {
-        "appendonly": "no",
-        "databases": "1",
-        "maxclients": str(client.access.limits.clients),
-        "maxmemory": str(settings["size_limit"]),
-        "maxmemory-policy": policies.get(settings["eviction_policy"], "allkeys-lru"),
-        "proto-max-bulk-len": str(client.access.limits.value),
-        "save": "",
-        "timeout": "0",
-    }
+    values = {"appendonly": "no", "databases": "1", "maxclients": str(limits.clients), "save": "", "timeout": "0"}
+    values["maxmemory"] = str(settings["size_limit"])
+    values["maxmemory-policy"] = policies.get(settings["eviction_policy"], "allkeys-lru")
+    values["proto-max-bulk-len"] = str(limits.value)
     patterns = [pattern_of(_text(word).lower()) for word in words[2:]]
     return {name: value for name, value in values.items() if any(pattern.match(name) for pattern in patterns)}
 
 
 @command("info", -1)
-def _info(client: Client, words: Words) -> Any:
+def _info(client: Connection, words: Words) -> Any:
     may_block()
-    metrics = client.cache.metrics()
-    sections: dict[str, dict[str, Any]] = {
-        "server": {
-            "redis_version": VERSION,
-            "redis_mode": "standalone",
-            "process_id": os.getpid(),
-            "uptime_in_seconds": int(time.time() - _STARTED),
-        },
-        "clients": {"connected_clients": len(client.others), "maxclients": client.access.limits.clients},
-        "memory": {"used_memory": metrics.bytes, "maxmemory": metrics.size_limit},
-        "persistence": {"loading": 0},
-        "stats": {
-            "keyspace_hits": metrics.hits,
-            "keyspace_misses": metrics.misses,
-            "expired_keys": metrics.evicted["expiry"],
-            "evicted_keys": metrics.evicted["room"],
-        },
-        "replication": {"role": "master", "connected_slaves": 0},
-        "keyspace": {"db0": f"keys={metrics.entries},expires=0,avg_ttl=0"} if metrics.entries else {},
+    metrics, version, seconds = client.cache.metrics(), f"redis_version:{VERSION}", int(time.time() - _STARTED)
+    about = {
+        "server": f"{version} redis_mode:standalone process_id:{os.getpid()} uptime_in_seconds:{seconds}",
+        "clients": f"connected_clients:{len(client.door.clients)} maxclients:{client.access.limits.clients}",
+        "memory": f"used_memory:{metrics.bytes} maxmemory:{metrics.size_limit}",
+        "persistence": "loading:0",
+        "stats": f"keyspace_hits:{metrics.hits} keyspace_misses:{metrics.misses}"
+        f" expired_keys:{metrics.evicted['expiry']} evicted_keys:{metrics.evicted['room']}",
+        "replication": "role:master connected_slaves:0",
+        "keyspace": f"db0:keys={metrics.entries},expires=0,avg_ttl=0" if metrics.entries else "",
     }
-    wanted = {_text(word).lower() for word in words[1:]}
-    everything = not wanted or wanted & {"all", "default", "everything"}
+    wanted = {_text(word).lower() for word in words[1:]} or {"all"}
     return "\r\n".join(
-        "".join([f"# {name.title()}\r\n", *(f"{field}:{value}\r\n" for field, value in fields.items())])
-        for name, fields in sections.items()
-        if everything or name in wanted
+        "".join(f"{line}\r\n" for line in [f"# {name.title()}", *lines.split()])
+        for name, lines in about.items()
+        if wanted & {name, "all", "default", "everything"}
     )
 
 
@@ -434,7 +355,7 @@ command("dbsize", 1)(lambda client, _: len(client.cache))
 
 
 @command("flushdb flushall", -1, writes=True)
-def _flush(client: Client, words: Words) -> Any:
+def _flush(client: Connection, words: Words) -> Any:
     if len(words) > 2 or (len(words) == 2 and words[1].upper() not in (b"ASYNC", b"SYNC")):
         raise Failed(SYNTAX)
     may_block()
@@ -450,292 +371,234 @@ def _seen(value: Any) -> bytes | None:
     return None if value is ENOVAL else content_of(value).data
 
 
-def _change(client: Client, name: bytes, decide: Callable[[Any, Metadata], Decision]) -> None:
-    """Let `decide` say what becomes of an entry; what it raises changes nothing."""
-    atomic_key(client.cache, key_of(name)).update(decide, client.cache.timeout)
+def _change(client: Connection, name: bytes, decide: Callable[[Any, Metadata], tuple[Decision, Any]]) -> Any:
+    """Let `decide` say what becomes of an entry, and return what it replies; what it raises changes nothing.
+
+    It gets the value and the metadata, or ENOVAL and those of a new entry, and may be called more than once.
+    """
+    reply, new = None, client.cache._rows.metadata(None, b"")
+
+    def decide_both(current: Any, metadata: Metadata) -> Decision:
+        nonlocal reply
+        decision, reply = decide(current, new if current is ENOVAL else metadata)
+        return decision
+
+    atomic_key(client.cache, key_of(name)).update(decide_both, client.cache.timeout)
+    return reply
 
 
-def _admitted(client: Client, value: bytes) -> bytes:
+def _admitted(client: Connection, value: bytes) -> bytes:
     """Return a value that may be stored; a large one is not written on an event loop."""
     if len(value) > SMALL:
         may_block()
         if len(value) > min(client.access.limits.value, client.cache._handle.value_limit):
-            raise Failed("ERR string exceeds maximum allowed size")
+            raise Failed(TOO_LARGE)
     return value
 
 
 @command("get", 2, ONE)
-def _get(client: Client, words: Words) -> Any:
+def _get(client: Connection, words: Words) -> Any:
     value = client.cache.get(key_of(words[1]), ENOVAL)
     return value if type(value) is bytes else _seen(value)
 
 
 @command("mget", -2, ALL)
-def _mget(client: Client, words: Words) -> Any:
+def _mget(client: Connection, words: Words) -> Any:
     if len(words) > FEW:
         may_block()
     keys = [key_of(name) for name in words[1:]]
     found = client.cache.get_many(keys)
-    return [_plain_or_none(found.get(key, ENOVAL)) for key in keys]
-
-
-def _plain_or_none(value: Any) -> bytes | None:
-    try:
-        return _seen(value)
-    except NotPlain:
-        return None
+    replies: list[bytes | None] = []
+    for key in keys:
+        try:
+            replies.append(_seen(found.get(key, ENOVAL)))
+        except NotPlain:
+            replies.append(None)
+    return replies
 
 
 command("strlen", 2, ONE)(lambda client, words: len(_get(client, words) or b""))
 
 
-class _Options(NamedTuple):
-    """What SET and GETEX were asked for."""
-
-    words: frozenset[bytes]
-    expire: float | None = None  # seconds from now
-    tags: list[str] | None = None
-
-    @classmethod
-    def of(cls, client: Client, name: str, words: Words, allowed: Collection[bytes]) -> _Options:
-        found: dict[bytes, bytes] = {}
-        tags: list[str] | None = None
-        rest = list(reversed(words))
-        while rest:
-            option = rest.pop().upper()
-            if option == b"TAGS" in allowed:
-                tags, rest = _texts(reversed(rest)), []
-            elif option not in allowed or option in found or (option in _UNITS and not rest):
-                raise Failed(SYNTAX)
-            else:
-                found[option] = rest.pop() if option in _UNITS else b""
-        units = [option for option in found if option in _UNITS]
-        if len([*units, *({b"KEEPTTL", b"PERSIST"} & found.keys())]) > 1 or {b"NX", b"XX"} <= found.keys():
-            raise Failed(SYNTAX)
-        expire = _seconds(client, units[0], integer(found[units[0]]), name) if units else None
-        return cls(frozenset(found), expire, tags)
+def _moment(client: Connection, words: Words, unit: bytes, number: int) -> float:
+    """Return when an entry is to expire; a unit that begins with P is of milliseconds, one that ends in AT absolute."""
+    now = 0.0 if unit.endswith(b"AT") else client.cache._clock()
+    scale = 1000 if unit.startswith(b"P") else 1
+    if abs(number) // scale > LATEST - int(now):
+        raise Failed(f"ERR invalid expire time in '{_text(words[0]).lower()}' command")
+    return now + number / scale
 
 
-def _texts(words: Iterable[bytes]) -> list[str]:
+def _lifetime(client: Connection, words: Words, options: Mapping[bytes, list[bytes]]) -> float | None:
+    """Return for how many seconds an entry is to live, 0 if that has passed, None if the options do not say."""
+    given = options.keys() & _LIFETIMES
+    if len(given) > 1 or {b"NX", b"XX"} <= options.keys():
+        raise Failed(SYNTAX)
+    for unit in given & _UNITS:
+        number = integer(options[unit][-1])
+        moment = _moment(client, words, unit, number if number > 0 else LARGEST * 1000)
+        return max(0.0, moment - client.cache._clock())
+    return None
+
+
+_SET: Final = {**dict.fromkeys(_UNITS, 1), b"NX": 0, b"XX": 0, b"KEEPTTL": 0, b"GET": 0}
+_GETEX: Final = {**dict.fromkeys(_UNITS, 1), b"PERSIST": 0}
+
+
+def _store(client: Connection, words: Words, tags: Sequence[str] | None = None) -> Any:
+    cache, value = client.cache, _admitted(client, words[2])
+    options = options_in(words[3:], _SET) if len(words) > 3 else {}
+    lifetime = _lifetime(client, words, options) if options else None
+    if not options or options.keys() <= _UNITS:
+        if not cache.set(key_of(words[1]), value, lifetime, tags=tags):
+            raise Failed(TOO_LARGE)
+        return OK
+    new = cache._rows.metadata(lifetime, pack_tags(tags=tags))
+
+    def decide(current: Any, metadata: Metadata) -> tuple[Decision, Any]:
+        old = _seen(current) if b"GET" in options else None
+        if (b"NX" if current is not ENOVAL else b"XX") in options:
+            return None, old
+        kept = with_expiry(new, metadata.expire) if b"KEEPTTL" in options else new
+        return (value, kept), old if b"GET" in options else OK
+
+    return _change(client, words[1], decide)
+
+
+# What may be said in words of SET is said so.
+_writes("set", -3)(_store)
+_writes("setnx", 3)(lambda client, words: _store(client, [*words, b"NX"]) is OK)
+_writes("setex", 4)(lambda client, words: _store(client, [*words[:2], words[3], b"EX", words[2]]))
+_writes("psetex", 4)(lambda client, words: _store(client, [*words[:2], words[3], b"PX", words[2]]))
+_writes("getset", 3)(lambda client, words: _store(client, [*words, b"GET"]))
+
+
+@_writes("dl.set", -3)
+def _dl_set(client: Connection, words: Words) -> Any:
+    end = next((at for at in range(3, len(words)) if words[at].upper() == b"TAGS"), len(words))
+    return _store(client, words[:end], _tags(words[end + 1 :]))
+
+
+def _tags(words: Words) -> list[str]:
     try:
         return [word.decode() for word in words]
     except UnicodeDecodeError:
         raise Failed("ERR a tag is not UTF-8") from None
 
 
-def _seconds(client: Client, unit: bytes, number: int, name: str) -> float:
-    """Return the seconds from now until an expiry that has to be in the future; 0 for a moment that has passed."""
-    scale, is_moment = _UNITS[unit]
-    now = client.cache._clock()
-    if number <= 0 or number // scale > LATEST - (0 if is_moment else int(now)):
-        raise Failed(f"ERR invalid expire time in '{name}' command")
-    return max(0.0, number / scale - now) if is_moment else number / scale
-
-
-_SETS: Final = frozenset({*_UNITS, b"NX", b"XX", b"KEEPTTL", b"GET"})
-
-
-@command("set dl.set", -3, ONE, writes=True)
-def _set(client: Client, words: Words) -> Any:
-    if len(words) == 3:
-        return _store(client, words[1], words[2], _NO_OPTIONS)
-    name = _text(words[0]).lower()
-    allowed = _SETS if name == "set" else {*_SETS, b"TAGS"}
-    return _store(client, words[1], words[2], _Options.of(client, name, words[3:], allowed))
-
-
-_NO_OPTIONS: Final = _Options(frozenset())
-
-
-def _store(client: Client, name: bytes, value: bytes, options: _Options) -> Any:
-    cache, wanted = client.cache, options.words
-    _admitted(client, value)
-    if wanted.isdisjoint((b"NX", b"XX", b"GET")):
-        expire: Any = KEEP if b"KEEPTTL" in wanted else options.expire
-        if not cache.set(key_of(name), value, expire, tags=options.tags):
-            raise Failed("ERR string exceeds maximum allowed size")
-        return OK
-    old: bytes | None = None
-    is_met, new = False, cache._rows.metadata(options.expire, pack_tags(tags=options.tags))
-
-    def decide(current: Any, metadata: Metadata) -> Decision:
-        nonlocal old, is_met
-        old = _seen(current) if b"GET" in wanted else None
-        is_met = not (b"NX" in wanted and current is not ENOVAL) and not (b"XX" in wanted and current is ENOVAL)
-        if not is_met:
-            return None
-        keeps = b"KEEPTTL" in wanted and current is not ENOVAL
-        return value, with_expiry(new, metadata.expire) if keeps else new
-
-    _change(client, name, decide)
-    return old if b"GET" in wanted else OK if is_met else None
-
-
-@command("setnx", 3, ONE, writes=True)
-def _setnx(client: Client, words: Words) -> Any:
-    return int(_store(client, words[1], words[2], _Options(frozenset({b"NX"}))) is not None)
-
-
-@command("setex psetex", 4, ONE, writes=True)
-def _setex(client: Client, words: Words) -> Any:
-    name = _text(words[0]).lower()
-    expire = _seconds(client, b"EX" if name == "setex" else b"PX", integer(words[2]), name)
-    return _store(client, words[1], words[3], _Options(frozenset(), expire))
-
-
-@command("getset", 3, ONE, writes=True)
-def _getset(client: Client, words: Words) -> Any:
-    return _store(client, words[1], words[2], _Options(frozenset({b"GET"})))
-
-
 @command("mset", -3, PAIRS, writes=True)
-def _mset(client: Client, words: Words) -> Any:
+def _mset(client: Connection, words: Words) -> Any:
     if len(words) % 2 == 0:
-        raise Failed("ERR wrong number of arguments for 'mset' command")
+        raise _wrong_number("mset")
     cache, values = client.cache, words[2::2]
     if sum(map(len, values)) > SMALL:
         may_block()
     pairs = [(key_of(name), _admitted(client, value)) for name, value in zip(words[1::2], values, strict=True)]
-    if len(pairs) > SET_MANY_BATCH or len(cache._shards.stores) > 1:
+    is_one = len(pairs) <= SET_MANY_BATCH and len(cache._shards.stores) == 1
+    if not is_one:
         may_block()
-        with cache.transact():
-            stored = cache.set_many(pairs)
-    else:
-        stored = cache.set_many(pairs)
-    if stored < len(pairs):
-        raise Failed("ERR string exceeds maximum allowed size")
+    with nullcontext() if is_one else cache.transact():
+        if cache.set_many(pairs) < len(pairs):
+            raise Failed(TOO_LARGE)
     return OK
 
 
-@command("getdel", 2, ONE, writes=True)
-def _getdel(client: Client, words: Words) -> Any:
-    old: bytes | None = None
-
-    def decide(current: Any, _: Metadata) -> Decision:
-        nonlocal old
-        old = _seen(current)
-        return REMOVE
-
-    _change(client, words[1], decide)
-    return old
+_writes("getdel", 2)(lambda client, words: _change(client, words[1], lambda current, _: (REMOVE, _seen(current))))
 
 
-@command("getex", -2, ONE, writes=True)
-def _getex(client: Client, words: Words) -> Any:
-    options = _Options.of(client, "getex", words[2:], {*_UNITS, b"PERSIST"})
-    if not options.words:
-        return _get(client, words)
-    rows = client.cache._rows
-    expiry, old = rows.expiry(options.expire), None
+@_writes("getex", -2)
+def _getex(client: Connection, words: Words) -> Any:
+    options, rows = options_in(words[2:], _GETEX), client.cache._rows
+    expiry = rows.expiry(_lifetime(client, words, options))
 
-    def decide(current: Any, metadata: Metadata) -> Decision:
-        nonlocal old
-        old = _seen(current)
-        return None if current is ENOVAL else (current, rows.limited(with_expiry(metadata, expiry)))
+    def decide(current: Any, metadata: Metadata) -> tuple[Decision, Any]:
+        changed = (current, rows.limited(with_expiry(metadata, expiry)))
+        return None if current is ENOVAL else changed, _seen(current)
 
-    _change(client, words[1], decide)
-    return old
+    return _change(client, words[1], decide) if options else _get(client, words)
 
 
-@command("append", 3, ONE, writes=True)
-def _append(client: Client, words: Words) -> Any:
-    length, new = 0, client.cache._rows.metadata(None, b"")
-
-    def decide(current: Any, metadata: Metadata) -> Decision:
-        nonlocal length
+@_writes("append", 3)
+def _append(client: Connection, words: Words) -> Any:
+    def decide(current: Any, metadata: Metadata) -> tuple[Decision, Any]:
         value = _admitted(client, (_seen(current) or b"") + words[2])
-        length = len(value)
-        return value, new if current is ENOVAL else metadata
+        return (value, metadata), len(value)
 
-    _change(client, words[1], decide)
-    return length
+    return _change(client, words[1], decide)
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------
 
 
-def _add(client: Client, name: bytes, add: Callable[[Any], Any]) -> Any:
-    """Replace a value, 0 if there is none, by what `add` makes of it, and return that; its expiry stays."""
-    result: Any = None
-    new = client.cache._rows.metadata(None, b"")
-
-    def decide(current: Any, metadata: Metadata) -> Decision:
-        nonlocal result
-        result = add(0 if current is ENOVAL else current)
-        return result, new if current is ENOVAL else metadata
-
-    _change(client, name, decide)
-    return result
-
-
-def _incr_by(client: Client, name: bytes, delta: int) -> int:
-    def add(current: Any) -> int:
-        total = (current if type(current) is int else integer(content_of(current).data)) + delta
-        if abs(total - delta) > LARGEST + 1:
-            raise Failed(NO_INTEGER)
-        if not -LARGEST - 1 <= total <= LARGEST:
-            raise Failed("ERR increment or decrement would overflow")
-        return total
-
-    return int(_add(client, name, add))
-
-
-@command("incr decr", 2, ONE, writes=True)
-@command("incrby decrby", 3, ONE, writes=True)
-def _incr(client: Client, words: Words) -> Any:
+@_writes("incr decr", 2)
+@_writes("incrby decrby", 3)
+def _incr(client: Connection, words: Words) -> Any:
     delta = integer(words[2]) if len(words) > 2 else 1
     if words[0][:1] in b"Dd":
         if delta < -LARGEST:
             raise Failed("ERR decrement would overflow")
         delta = -delta
-    return _incr_by(client, words[1], delta)
+
+    def decide(current: Any, metadata: Metadata) -> tuple[Decision, Any]:
+        total = delta + (0 if current is ENOVAL else _integer_in(current))
+        if not -LARGEST - 1 <= total <= LARGEST:
+            raise Failed("ERR increment or decrement would overflow")
+        return (total, metadata), total
+
+    return _change(client, words[1], decide)
 
 
-@command("incrbyfloat", 3, ONE, writes=True)
-def _incrbyfloat(client: Client, words: Words) -> Any:
+def _integer_in(value: Any) -> int:
+    return value if type(value) is int and abs(value) <= LARGEST else integer(content_of(value).data)
+
+
+@_writes("incrbyfloat", 3)
+def _incrbyfloat(client: Connection, words: Words) -> Any:
     delta = _decimal(words[2])
 
-    def add(current: Any) -> int | float:
-        total = float(_decimal(content_of(current).data) + delta)
-        if not math.isfinite(total):
-            raise Failed("ERR increment would produce NaN or Infinity")
-        return int(total) if total.is_integer() and abs(total) <= LARGEST else total
+    def decide(current: Any, metadata: Metadata) -> tuple[Decision, Any]:
+        total = _finite(float(delta + (0 if current is ENOVAL else _decimal(content_of(current).data))))
+        number = int(total) if total.is_integer() and abs(total) <= LARGEST else total
+        return (number, metadata), content_of(number).data
 
-    return content_of(_add(client, words[1], add)).data
+    return _change(client, words[1], decide)
 
 
 def _decimal(word: bytes) -> Decimal:
     """Return the number that a word is; not in binary, or 1.1 + 2.2 would be 3.3000000000000003."""
-    number = float(word) if _FLOAT.match(word) else math.inf
-    if not math.isfinite(number):
+    if not _FLOAT.match(word):
         raise Failed("ERR value is not a valid float")
-    return Decimal(repr(number))
+    return Decimal(repr(_finite(float(word))))
+
+
+def _finite(number: float) -> float:
+    if not math.isfinite(number):
+        raise Failed("ERR increment would produce NaN or Infinity")
+    return number
 
 
 # -- keys -------------------------------------------------------------------------------------------------------------
 
 
 @command("exists", -2, ALL)
-def _exists(client: Client, words: Words) -> Any:
+def _exists(client: Connection, words: Words) -> Any:
     if len(words) > FEW:
         may_block()
     return sum(key_of(name) in client.cache for name in words[1:])
 
 
-@command("type", 2, ONE)
-def _type(client: Client, words: Words) -> Any:
-    return Simple(b"string" if key_of(words[1]) in client.cache else b"none")
+command("type", 2, ONE)(lambda client, words: Simple(b"string" if key_of(words[1]) in client.cache else b"none"))
 
 
 @command("del unlink", -2, ALL, writes=True)
-def _del(client: Client, words: Words) -> Any:
+def _del(client: Connection, words: Words) -> Any:
     if len(words) == 2:
-        return int(client.cache.delete(key_of(words[1])))
+        return client.cache.delete(key_of(words[1]))
     may_block()  # which tells how many there were only once
     return client.cache.delete_many([key_of(name) for name in words[1:]])
 
 
-def _metadata(client: Client, name: bytes) -> Metadata | None:
+def _metadata(client: Connection, name: bytes) -> Metadata | None:
     """Return the metadata of a live entry; that is no use of it, and its value is not read."""
     key, rows = key_of(name), client.cache._rows
     stored_key, home, store = location = rows.locate(key)
@@ -743,18 +606,18 @@ def _metadata(client: Client, name: bytes) -> Metadata | None:
     return None if record is None or not rows.is_live(record) else record.metadata
 
 
-def _note_expiry(client: Client, names: Words) -> None:
+def _note_expiry(client: Connection, names: Words) -> None:
     """Tell the tracking when what was read expires: nothing else changes then."""
     for name in names:
         entry = client.cache._hot.probe(key_of(name))
         metadata = entry or _metadata(client, name)
         expire = metadata.expire if isinstance(metadata, Metadata) else metadata and metadata[3]
         if expire is not None:
-            client.tracking.note_expiry(name, expire)
+            client.door.tracking.note_expiry(name, expire)
 
 
 @command("ttl pttl expiretime pexpiretime", 2, ONE)
-def _ttl(client: Client, words: Words) -> Any:
+def _ttl(client: Connection, words: Words) -> Any:
     name = words[0].upper()
     metadata = _metadata(client, words[1])
     if metadata is None or metadata.expire is None:
@@ -763,81 +626,71 @@ def _ttl(client: Client, words: Words) -> Any:
     return max(0, math.floor((metadata.expire - since) * (1000 if name[:1] == b"P" else 1) + 0.5))
 
 
-@command("expire pexpire expireat pexpireat", -3, ONE, writes=True)
-def _expire(client: Client, words: Words) -> Any:
-    conditions = {word.upper() for word in words[3:]}
-    number, name = integer(words[2]), _text(words[0]).lower()
-    scale, is_moment = 1000 if name[0] == "p" else 1, name.endswith("at")
-    if unknown := conditions - {b"NX", b"XX", b"GT", b"LT"}:
-        raise Failed(f"ERR Unsupported option {_text(next(word for word in words[3:] if word.upper() in unknown))}")
+_CONDITIONS: Final[dict[bytes, Callable[[float, float], bool]]] = {  # of the expiry before, and after
+    b"NX": lambda before, _: before == math.inf,
+    b"XX": lambda before, _: before != math.inf,
+    b"GT": lambda before, after: after > before,
+    b"LT": lambda before, after: after < before,
+}
+
+
+@_writes("expire pexpire expireat pexpireat", -3)
+def _expire(client: Connection, words: Words) -> Any:
+    conditions = options_in(words[3:], dict.fromkeys(_CONDITIONS, 0), "ERR Unsupported option {}")
     if b"NX" in conditions and len(conditions) > 1:
         raise Failed("ERR NX and XX, GT or LT options at the same time are not compatible")
-    if {b"GT", b"LT"} <= conditions:
+    if {b"GT", b"LT"} <= conditions.keys():
         raise Failed("ERR GT and LT options at the same time are not compatible")
-    cache = client.cache
-    now = cache._clock()
-    if abs(number) // scale > LATEST - (0 if is_moment else int(now)):
-        raise Failed(f"ERR invalid expire time in '{name}' command")
-    expiry = number / scale + (0.0 if is_moment else now)
-    is_met = False
+    return _retime(client, words[1], _moment(client, words, words[0].upper(), integer(words[2])), conditions)
+
+
+_writes("persist", 2)(lambda client, words: _retime(client, words[1], math.inf, (b"XX",)))
+
+
+def _retime(client: Connection, name: bytes, after: float, conditions: Iterable[bytes]) -> Any:
+    """Let an entry expire at another moment, if that and the one before meet all conditions."""
 
     def changed(old: Metadata) -> Metadata | None:
-        nonlocal is_met
         before = math.inf if old.expire is None else old.expire
-        is_met = not (
-            (b"NX" in conditions and old.expire is not None)
-            or (b"XX" in conditions and old.expire is None)
-            or (b"GT" in conditions and expiry <= before)
-            or (b"LT" in conditions and expiry >= before)
-        )
-        return cache._rows.limited(with_expiry(old, expiry)) if is_met else None
+        is_met = all(_CONDITIONS[each](before, after) for each in conditions)
+        return client.cache._rows.limited(with_expiry(old, None if after == math.inf else after)) if is_met else None
 
-    if expiry > now:
-        return int(cache._change(key_of(words[1]), changed, False))
-    _change(client, words[1], lambda current, old: REMOVE if current is not ENOVAL and changed(old) else None)
-    return int(is_met)
+    def decide(current: Any, old: Metadata) -> tuple[Decision, Any]:
+        is_met = current is not ENOVAL and changed(old) is not None
+        return REMOVE if is_met else None, is_met
+
+    if after > client.cache._clock():
+        return client.cache._change(key_of(name), changed, False)
+    return _change(client, name, decide)
 
 
-@command("persist", 2, ONE, writes=True)
-def _persist(client: Client, words: Words) -> Any:
-    def changed(old: Metadata) -> Metadata | None:
-        return None if old.expire is None else client.cache._rows.limited(with_expiry(old, None))
-
-    return int(client.cache._change(key_of(words[1]), changed, False))
-
-
-def _matching(keys: Iterable[Any], glob: bytes | None) -> list[bytes]:
+def _matching(keys: Iterable[Any], glob: bytes) -> list[bytes]:
     """Return the names of those keys that clients can name, and that match a glob, byte by byte."""
     names = [name for name in map(name_of, keys) if name is not None]
-    if glob is None or glob == b"*":
+    if glob == b"*":
         return names
     pattern = pattern_of(glob.decode("latin-1"))
     return [name for name in names if pattern.match(name.decode("latin-1"))]
 
 
 @command("scan", -2)
-def _scan(client: Client, words: Words) -> Any:
+def _scan(client: Connection, words: Words) -> Any:
     cursor = int(words[1]) if re.fullmatch(rb"[0-9]{1,20}", words[1]) else 1 << 64
     if cursor >= 1 << 64:
         raise Failed("ERR invalid cursor")
-    options = {b"COUNT": b"10", b"TYPE": b"string"}
-    if len(words) % 2:
-        raise Failed(SYNTAX)
-    for option, value in zip(words[2::2], words[3::2], strict=True):
-        if option.upper() not in (b"COUNT", b"MATCH", b"TYPE"):
-            raise Failed(SYNTAX)
-        options[option.upper()] = value
-    count = integer(options[b"COUNT"])
+    options = options_in(words[2:], {b"COUNT": 1, b"MATCH": 1, b"TYPE": 1})
+    count = integer(options.get(b"COUNT", [b"10"])[-1])
     if count < 1:
         raise Failed(SYNTAX)
     may_block()
     keys, after = client.cache._page(min(cursor, LARGEST) - 1, min(count, client.access.limits.arguments))
-    is_wanted = options[b"TYPE"].lower() == b"string"
-    return [str(0 if after is None else after + 1), _matching(keys if is_wanted else (), options.get(b"MATCH"))]
+    is_wanted = options.get(b"TYPE", [b"string"])[-1].lower() == b"string"
+    glob = options.get(b"MATCH", [b"*"])[-1]
+    return [str(0 if after is None else after + 1), _matching(keys if is_wanted else (), glob)]
 
 
 @command("keys", 2)
-def _keys(client: Client, words: Words) -> Any:
+def _keys(client: Connection, words: Words) -> Any:
     may_block()
     found: list[bytes] = []
     after: int | None = -1
@@ -851,15 +704,15 @@ def _keys(client: Client, words: Words) -> Any:
 
 
 @command("dl.tags", 2, ONE)
-def _dl_tags(client: Client, words: Words) -> Any:
+def _dl_tags(client: Connection, words: Words) -> Any:
     metadata = _metadata(client, words[1])
     return None if metadata is None else [content_of(tag).data for tag in tags_of(metadata.tags)]
 
 
 @command("dl.evict", -3, writes=True)
-def _dl_evict(client: Client, words: Words) -> Any:
+def _dl_evict(client: Connection, words: Words) -> Any:
     match = words[1].upper()
     if match not in (b"ANY", b"ALL"):
         raise Failed(SYNTAX)
     may_block()
-    return client.cache.evict(tags=_texts(words[2:]), match="all" if match == b"ALL" else "any")
+    return client.cache.evict(tags=_tags(words[2:]), match="all" if match == b"ALL" else "any")

@@ -7,15 +7,17 @@ with all that have arrived behind it. Meanwhile, and while a client does not rea
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 from collections import deque
 from functools import partial
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from ..cache import Cache
 from ..system.blocking import WouldBlock
 from .access import Access
-from .commands import Client, carry_out, is_write
-from .resp import Failed, NotRedis, Parser, ProtocolError, encode
+from .commands import carry_out, is_write
+from .resp import Failed, NotRedis, Parser, encode
 from .tracking import Tracking
 
 CALLS_ON_LOOPS = True  # for `may_block`
@@ -33,6 +35,7 @@ class RespDoor:
         self.cache = cache
         self.access = access
         self.clients: set[Connection] = set()
+        self.threads = cache._handle.threads  # from here on, what would block the loop raises WouldBlock
         self.tracking = Tracking(cache)
         self.is_ending = False
         # Clients take turns to wait for the write lock: once one has it, the others mostly need no thread any more.
@@ -58,71 +61,72 @@ class RespDoor:
         await self.tracking.end()
 
 
-class Connection(Client, asyncio.Protocol):
+_numbers: Final = itertools.count(1)
+
+
+class Connection(asyncio.Protocol):
     """One client."""
 
     _transport: asyncio.Transport
+    _timer: asyncio.TimerHandle
 
     def __init__(self, door: RespDoor) -> None:
-        self._door = door
-        self._threads = door.cache._handle.threads
+        self.door = door
+        self.cache: Cache = door.cache
+        self.access = door.access
+        self.number: int = os.getpid() << 32 | next(_numbers)  # which differ between the workers of a server
+        self.peer: object = None
+        self.libraries: dict[str, str] = {}
+        self.ends = False  # once it has said so, or nobody is there
+        self.start_over()
+        self._loop = asyncio.get_running_loop()
         self._parser = Parser(0, 0)
-        self._commands: deque[list[bytes]] = deque()  # that were taken from the parser
-        self._task: asyncio.Task[None] | None = None  # while a thread carries them out
-        self._turn: asyncio.Handle | None = None  # while other connections have theirs
-        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._commands: deque[list[bytes]] = deque()  # that were taken from the parser,
+        self._is_dry = True  # which has no more,
+        self._task: asyncio.Task[None] | None = None  # and are carried out by a thread meanwhile
         self._written = 0  # bytes, at all
+        self._stuck: int | None = None  # bytes that the client had got at the last look, if others waited for it
         self._is_full = False  # whether the client has to read first
-        self._is_reading = True
         self._is_finishing = False
-        super().__init__(door.cache, door.access, door.clients, door.tracking)
 
     def start_over(self) -> None:
         """Be as after connecting."""
-        super().start_over()
-        limits = self.access.limits
-        self._parser.value = limits.value if self.is_admitted else min(limits.value, STRANGERS_VALUE)
-        self._parser.arguments = limits.arguments if self.is_admitted else STRANGERS_ARGUMENTS
-
-    def admit(self) -> None:
-        """Let the client use commands, as large as they may be."""
-        super().admit()
-        self._parser.value, self._parser.arguments = self.access.limits.value, self.access.limits.arguments
+        self.version = 2
+        self.name = b""
+        self.is_admitted = self.access.is_open
+        self.is_tracking = False
 
     # -- what the loop calls ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin with a client, unless there are too many."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is of no such class
-        transport = self._transport
-        self._loop = asyncio.get_running_loop()
-        door, limits = self._door, self.access.limits
+        door, limits = self.door, self.access.limits
+        self._timer = self._loop.call_later(limits.patience, self._look_after)
         if door.is_ending or len(door.clients) >= limits.clients:
             self._end(Failed("ERR max number of clients reached"))
             return
-        self.peer, self.local = (_address(transport.get_extra_info(name)) for name in ("peername", "sockname"))
+        self.peer = transport.get_extra_info("peername")
         door.clients.add(self)
         door.is_empty.clear()
         # Half of it, or a client that sends a long pipeline before it reads would wait for us, and we for it.
-        transport.set_write_buffer_limits(limits.output // 2)
-        if not self.access.is_open:
-            self._after_patience("stranger", self._drop_stranger)
+        self._transport.set_write_buffer_limits(limits.output // 2)
 
     def connection_lost(self, _: Exception | None) -> None:
         """Forget the client."""
         self.ends = True
         self._commands.clear()
-        self.tracking.stop(self)
-        for timer in self._timers.values():
-            timer.cancel()
-        self._door.clients.discard(self)
+        self._parser.close()
+        self.door.tracking.stop(self)
+        self._timer.cancel()
+        self.door.clients.discard(self)
         self._leave_if_idle()
 
     def data_received(self, data: bytes) -> None:
         """Carry out what has arrived, if nothing has to be waited for."""
         self._parser.feed(data)
-        if self._task is None and self._turn is None and not self._is_full:
-            self._work()
+        self._is_dry = False
+        self._work()
 
     def eof_received(self) -> bool:
         """Answer what has arrived, then close."""
@@ -132,52 +136,55 @@ class Connection(Client, asyncio.Protocol):
     def pause_writing(self) -> None:
         """Wait until the client has read its replies."""
         self._is_full = True
+        self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """Go on."""
         self._is_full = False
-        if self._task is None and self._turn is None:
-            self._work()
+        self._work()
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         """Carry out what has arrived, and write the replies, until something has to be waited for."""
-        self._turn = None
-        if self.ends:
+        if self._task is not None or self._is_full or self.ends:
             return
         replies: list[bytes] = []
-        error: ProtocolError | None = None
-        most = BATCH if self.is_admitted else 1  # the limits of the next one depend on how that goes
-        is_all = False
+        commands = self._commands
+        if not commands:
+            self._take()
         try:
-            if not self._commands:
-                taken = self._parser.take(most)
-                self._commands.extend(taken)
-                is_all = len(taken) < most and not self._parser.is_broken
-            if self._door.writing.locked() and self._commands and is_write(self._commands[0]):
+            if commands and self.door.writing.locked() and is_write(commands[0]):
                 raise WouldBlock
             self._carry_out(replies)
         except WouldBlock:
             self._task = self._loop.create_task(self._work_in_thread(replies))
-            self._read(False)
-            return
-        except ProtocolError as problem:
-            error = problem
-        self._answer(replies, is_all, error)
+            self._transport.pause_reading()
+        else:
+            self._answer(replies)
+
+    def _take(self) -> None:
+        limits, most = self.access.limits, BATCH
+        self._parser.value, self._parser.arguments = limits.value, limits.arguments
+        if not self.is_admitted:
+            self._parser.value, self._parser.arguments = min(limits.value, STRANGERS_VALUE), STRANGERS_ARGUMENTS
+            most = 1  # the limits of the next one depend on how that goes
+        self._commands.extend(self._parser.take(most))
+        self._is_dry = len(self._commands) < most
 
     async def _work_in_thread(self, replies: list[bytes]) -> None:
+        threads = self.door.threads
         try:
             if not any(map(is_write, self._commands)):
-                await self._threads.call(partial(self._carry_out, replies), False)
+                await threads.call(partial(self._carry_out, replies), False)
             else:
-                async with self._door.writing:
-                    await self._threads.attempt(partial(self._carry_out, replies))
+                async with self.door.writing:
+                    await threads.attempt(partial(self._carry_out, replies))
         finally:
             self._task = None
             self._leave_if_idle()
         if not self._transport.is_closing():
-            self._answer(replies, False, None)
+            self._answer(replies)
 
     def _carry_out(self, replies: list[bytes]) -> None:
         commands, size = self._commands, 0
@@ -187,43 +194,32 @@ class Connection(Client, asyncio.Protocol):
             replies.append(reply)
             size += len(reply)
 
-    def _answer(self, replies: list[bytes], is_all: bool, error: ProtocolError | None) -> None:
+    def _answer(self, replies: list[bytes]) -> None:
         """Write replies, and go on with what is left."""
         if replies:
             if self.is_tracking:  # in one piece, so that a client which has read its reply has read this, too
-                replies.append(self.tracking.message(self))
+                replies.append(self.door.tracking.message(self))
             self._write(b"".join(replies))
-            self.tracking.deliver()
-        if isinstance(error, NotRedis):
+            self.door.tracking.deliver()
+        transport, is_done = self._transport, self._is_dry and not self._commands
+        if self.ends or (is_done and self._is_finishing):
+            transport.close()
+        elif not is_done:
+            transport.pause_reading()
+            self._loop.call_soon(self._work)  # other connections have their turn before
+        elif isinstance(self._parser.error, NotRedis):
             self.drop()
-        elif error is not None:
-            self._end(Failed(f"ERR Protocol error: {error}"))
-        elif self.ends:
-            self._transport.close()
-        elif is_all and not self._commands:
-            if self._is_finishing:
-                self._transport.close()
-            else:
-                self._read(True)
-        else:
-            self._read(False)
-            if not self._is_full:
-                self._turn = self._loop.call_soon(self._work)
-
-    def _read(self, wanted: bool) -> None:
-        wanted = wanted and not self._is_full
-        if wanted != self._is_reading and not self._transport.is_closing():
-            self._is_reading = wanted
-            (self._transport.resume_reading if wanted else self._transport.pause_reading)()
+        elif self._parser.error is not None:
+            self._end(Failed(f"ERR Protocol error: {self._parser.error}"))
+        elif not self._is_full:
+            transport.resume_reading()
 
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Answer what has arrived, then close."""
         self._is_finishing = True
-        self._read(False)
-        if self._task is None and self._turn is None and not self._is_full:
-            self._work()
+        self._work()
 
     def drop(self) -> None:
         """Close at once; a command in a thread goes on to its end, unless it waits for a lock."""
@@ -239,44 +235,25 @@ class Connection(Client, asyncio.Protocol):
             if self._transport.get_write_buffer_size() > self.access.limits.output:
                 self.drop()
 
+    def _write(self, data: bytes) -> None:
+        self._written += len(data)
+        self._transport.write(data)
+
     def _end(self, error: Failed) -> None:
         self.ends = True
         self._write(encode(error, self.version))
         self._transport.close()
 
     def _leave_if_idle(self) -> None:
-        if self._task is None and not self._door.clients:
-            self._door.is_empty.set()
+        if self._task is None and not self.door.clients:
+            self.door.is_empty.set()
 
-    def _after_patience(self, name: str, then: Any) -> None:
-        self._timers[name] = self._loop.call_later(self.access.limits.patience, then)
-
-    def _drop_stranger(self) -> None:
-        if self.is_admitted:
-            self._after_patience("stranger", self._drop_stranger)  # it may say RESET
-        else:
+    def _look_after(self) -> None:
+        """Drop a client that has not authenticated, or has read nothing of what waited for it at the last look."""
+        waits = self._transport.get_write_buffer_size()
+        stuck = self._written - waits if waits else None
+        if not self.is_admitted or (stuck is not None and stuck == self._stuck):
             self.drop()
-
-    def _write(self, data: bytes) -> None:
-        self._written += len(data)
-        self._transport.write(data)
-        if "reader" not in self._timers and self._transport.get_write_buffer_size():
-            self._after_patience("reader", partial(self._drop_idle_reader, self._sent()))
-
-    def _sent(self) -> int:
-        """Return how much of what was written is not waiting for the client any more."""
-        return self._written - self._transport.get_write_buffer_size()
-
-    def _drop_idle_reader(self, before: int) -> None:
-        """Drop a client that has read nothing of what waits for it."""
-        sent = self._sent()
-        if sent == self._written:
-            del self._timers["reader"]
-        elif sent > before:
-            self._after_patience("reader", partial(self._drop_idle_reader, sent))
         else:
-            self.drop()
-
-
-def _address(name: Any) -> str:
-    return ":".join(map(str, name[:2])) if isinstance(name, tuple) else f"{name or ''}:0"
+            self._stuck = stuck
+            self._timer = self._loop.call_later(self.access.limits.patience, self._look_after)

@@ -7,17 +7,22 @@ large when it reads it, and keeps nothing but what has arrived.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from typing import Any, Final
 
 LINE: Final = 64 << 10  # bytes of an inline command, as in Redis
 _HEADER: Final = 32  # bytes of a line that announces a length
-_SHORT: Final = 100  # bytes of what was said that an error repeats
 _NUMBER: Final = re.compile(rb"-?[0-9]{1,19}\Z")
 _WORD: Final = re.compile(rb"""\s*(?:"((?:\\.|[^"\\])*)"|'((?:\\'|[^'])*)'|([^\s"']+))(?:\s+|\Z)""", re.DOTALL)
 _ESCAPE: Final = re.compile(rb"\\(?:x([0-9a-fA-F]{2})|(.))", re.DOTALL)
 _ESCAPED: Final = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"a": b"\a"}
-_LENGTHS: Final = {b"%c%d" % (kind, number): number for kind in b"*$" for number in range(1000)}  # the usual headers
+_COUNTS: Final = {b"*%d" % number: number for number in range(1, 10)}  # the usual headers, which are always allowed
+_LENGTHS: Final = {b"$%d" % number: number for number in range(1, 1000)}
+_LINES: Final = {  # by what they begin with: how they end, how long they may be, and what is wrong with others
+    b"": (b"\n", LINE, "too big inline request"),
+    b"*": (b"\r\n", _HEADER, "invalid multibulk length"),
+    b"$": (b"\r\n", _HEADER, "invalid bulk length"),
+}
 
 
 class ProtocolError(Exception):
@@ -32,147 +37,127 @@ class Parser:
     """Take requests apart as they arrive.
 
     `value`, `arguments`: bytes of an argument, and arguments of a command, that are allowed; all of them together may
-    have twice `value`. Both may be changed between two commands. Each byte is looked at, and copied, a few times at
-    most, however it arrives.
+    have twice `value`. Both may be changed between two commands. `error`: why nothing more is understood. Each byte is
+    looked at, and copied, a few times at most, however it arrives.
     """
 
-    __slots__ = ("_at", "_bulk", "_data", "_error", "_have", "_left", "_partial", "_words", "arguments", "value")
+    __slots__ = ("_arrived", "_requests", "arguments", "error", "value")
 
     def __init__(self, value: int, arguments: int) -> None:
         self.value = value
         self.arguments = arguments
-        self._data = b""  # what has arrived, from
-        self._at = 0  # here on not yet taken apart
-        self._words: list[bytes] = []  # of the command that has begun,
-        self._left = 0  # the arguments that it lacks,
-        self._have = 0  # the bytes of those that are announced,
-        self._bulk = -1  # and those of the next one, -1 if that is not announced yet
-        self._partial: bytearray | None = None  # what has arrived of it, and `_at` is how many bytes are missing
-        self._error: ProtocolError | None = None
-
-    @property
-    def is_broken(self) -> bool:
-        """Tell whether `take` raises an error now."""
-        return self._error is not None
+        self.error: ProtocolError | None = None
+        self._arrived = b""  # and not looked at yet
+        self._requests = self._taken_apart()
 
     def feed(self, data: bytes) -> None:
         """Take what has arrived."""
-        if self._partial is not None:
-            self._partial += data
-            self._at -= len(data)
-            if self._at <= 0:
-                self._data, self._at, self._partial = bytes(self._partial), 0, None
-        else:
-            self._data, self._at = self._data[self._at :] + data if self._at < len(self._data) else data, 0
+        self._arrived += data
 
     def take(self, most: int) -> list[list[bytes]]:
-        """Return the next complete commands, `most` at the most; raise ProtocolError if there is something else."""
+        """Return the next complete commands, `most` at the most; fewer if there are no more, or is an error."""
         found: list[list[bytes]] = []
         try:
-            while len(found) < most and self._error is None:
-                words = self._next()
+            for words in self._requests:
                 if words is None:
                     break
                 if words:  # Redis ignores empty ones, too
                     found.append(words)
+                if len(found) == most:
+                    break
         except ProtocolError as error:
-            self._error = error
-        if self._error is not None and not found:
-            raise self._error
+            self.error = error.with_traceback(None)
         return found
 
-    def _next(self) -> list[bytes] | None:
-        """Return the next command, an empty one to be ignored, or None if it is not complete."""
-        if self._partial is not None:
-            return None
-        left = self._left
-        if not left:
-            data, at = self._data, self._at
-            if at >= len(data):
-                return None
+    def close(self) -> None:
+        """Forget what has arrived, now rather than when garbage is collected."""
+        self._requests.close()
+        self._arrived = b""
+
+    def _taken_apart(self) -> Generator[list[bytes] | None, None, None]:
+        """Yield each request that is complete, and None when more has to arrive.
+
+        The data before `at` is cut off while more has to arrive, so that nothing is kept of requests that are done.
+        """
+        data, at = b"", 0
+        while True:
+            words: list[bytes] = []
+            if at == len(data):
+                data, at = b"", 0
+                while not self._arrived:
+                    yield None
+                data, self._arrived = self._arrived, b""
             if data[at] != 42:  # "*"
-                return self._inline()
+                data = data[at:]
+                data, at, end = yield from self._line(data, b"")
+                words, at = _inline(data[:end]), end + 1
+                yield words
+                continue
             end = data.find(b"\r\n", at, at + _HEADER)
             if end < 0:
-                self._wait_for_line("invalid multibulk length")
-                return None
-            known = _LENGTHS.get(data[at:end])
-            left = self._length(data[at + 1 : end], "invalid multibulk length") if known is None else known
-            if left > self.arguments:
-                raise ProtocolError("invalid multibulk length")
-            self._at = end + 2
-            if left <= 0:
-                return []
-            self._words, self._have = [], 0
-        return self._arguments(left)
-
-    def _arguments(self, left: int) -> list[bytes] | None:
-        """Return the command that has begun and lacks `left` arguments, or None if it is not complete."""
-        data, at, words, length = self._data, self._at, self._words, self._bulk
-        while left:
-            if length < 0:
+                data = data[at:]
+                data, at, end = yield from self._line(data, b"*")
+            count = _COUNTS.get(data[at:end]) or _length(data[at:end], b"*", self.arguments)
+            at, room = end + 2, 2 * self.value
+            for _ in range(count):
                 end = data.find(b"\r\n", at, at + _HEADER)
                 if end < 0:
-                    self._left, self._at, self._bulk = left, at, -1
-                    self._wait_for_line("invalid bulk length")
-                    return None
-                known = _LENGTHS.get(data[at:end]) if data[at] == 36 else None
-                length = self._announced(data, at, end) if known is None else known
-                self._have += length
-                if length > self.value or self._have > 2 * self.value:
+                    data = data[at:]
+                    data, at, end = yield from self._line(data, b"$")
+                length = _LENGTHS.get(data[at:end]) or _length(data[at:end], b"$", min(self.value, room))
+                room -= length
+                at, end = end + 2, end + 2 + length
+                if end + 2 > len(data):
+                    data = data[at:]
+                    data, at, end = (yield from self._more(data, length + 2)), 0, length
+                if room < 0 or data[end] != 13 or data[end + 1] != 10:
                     raise ProtocolError("invalid bulk length")
+                words.append(data[at:end])
                 at = end + 2
-            end = at + length
-            if end + 2 > len(data):
-                self._left, self._bulk, self._at = left, length, end + 2 - len(data)
-                self._partial, self._data = bytearray(data[at:]), b""
-                return None
-            if data[end] != 13 or data[end + 1] != 10:
-                raise ProtocolError("invalid bulk length")
-            words.append(data[at:end])
-            at, left, length = end + 2, left - 1, -1
-        self._at, self._left, self._bulk = at, 0, -1
-        return words
+            yield words
 
-    def _announced(self, data: bytes, at: int, end: int) -> int:
-        if data[at] != 36:  # "$"
-            raise ProtocolError(f"expected '$', got '{chr(data[at])}'")
-        length = self._length(data[at + 1 : end], "invalid bulk length")
-        if length < 0:
-            raise ProtocolError("invalid bulk length")
-        return length
+    def _line(self, data: bytes, kind: bytes) -> Generator[None, None, tuple[bytes, int, int]]:
+        """Return the data that begins with a line, and the bounds of that, once it is complete."""
+        mark, most, problem = _LINES[kind]
+        while (end := data.find(mark, 0, most)) < 0:
+            if not data.startswith(kind[: len(data)]):
+                _length(data, kind, 0)
+            if len(data) >= most:
+                raise ProtocolError(problem)
+            data = yield from self._more(data)
+        return data, 0, end
 
-    @staticmethod
-    def _length(digits: bytes, problem: str) -> int:
-        if not _NUMBER.match(digits):
-            raise ProtocolError(problem)
-        return int(digits)
-
-    def _wait_for_line(self, problem: str) -> None:
-        """Go on when more of a line has arrived, if it may be longer."""
-        data, at = self._data, self._at
-        if len(data) - at >= _HEADER:
-            raise ProtocolError(problem)
-        if self._left and at < len(data) and data[at] != 36:
-            raise ProtocolError(f"expected '$', got '{chr(data[at])}'")
-
-    def _inline(self) -> list[bytes] | None:
-        data, at = self._data, self._at
-        end = data.find(b"\n", at, at + LINE)
-        if end < 0:
-            if len(data) - at >= LINE:
-                raise ProtocolError("too big inline request")
-            return None
-        line = data[at:end]
-        words = _words_of(line) if b'"' in line or b"'" in line else line.split()
-        if words and (words[0].upper() in (b"POST", b"HOST:") or words[-1].startswith(b"HTTP/")):
-            raise NotRedis("HTTP")
-        self._at = end + 1
-        return words
+    def _more(self, data: bytes, size: int = 0) -> Generator[None, None, bytes]:
+        """Return this and what follows it, once something does, and they are so many bytes."""
+        rest, size = bytearray(data), max(size, len(data) + 1)
+        while len(rest) < size:
+            if not self._arrived:
+                yield None
+            rest += self._arrived
+            self._arrived = b""
+        return bytes(rest)
 
 
-def _words_of(line: bytes) -> list[bytes]:
-    """Split an inline command some of whose words are in quotes."""
+def _length(header: bytes, kind: bytes, most: int) -> int:
+    """Return the length that a header of this kind announces, if it is allowed."""
+    if not header.startswith(kind):
+        raise ProtocolError(f"expected '{kind.decode()}', got '{header[:1].decode('latin-1')}'")
+    length = int(header[1:]) if _NUMBER.match(header, 1) else most + 1
+    if length > most or (length < 0 and kind == b"$"):
+        raise ProtocolError(_LINES[kind][-1])
+    return length
+
+
+def _inline(line: bytes) -> list[bytes]:
+    """Return the words of a line."""
+    words = _quoted(line) if b'"' in line or b"'" in line else line.split()
+    if words and (words[0].upper() in (b"POST", b"HOST:") or words[-1].startswith(b"HTTP/")):
+        raise NotRedis
+    return words
+
+
+def _quoted(line: bytes) -> list[bytes]:
+    """Return the words of a line some of which are in quotes."""
     words, at, end = [], 0, len(line.rstrip())
     while at < end:
         match = _WORD.match(line, at, end)
@@ -217,7 +202,7 @@ def encode(reply: Any, version: int) -> bytes:
         return b"$%d\r\n%b\r\n" % (len(reply), reply)
     if kind is Simple:
         return b"+%b\r\n" % reply
-    if kind is int:
+    if isinstance(reply, int):  # a bool, too
         return b":%d\r\n" % reply
     if reply is None:
         return b"_\r\n" if version > 2 else b"$-1\r\n"
@@ -225,15 +210,6 @@ def encode(reply: Any, version: int) -> bytes:
         return encode(reply.encode(), version)
     if isinstance(reply, Failed):
         return b"-%b\r\n" % str(reply).replace("\r", " ").replace("\n", " ").encode(errors="replace")
-    return _encode_other(reply, version)
-
-
-def _encode_other(reply: Any, version: int) -> bytes:
-    if isinstance(reply, bool):
-        return (b"#t\r\n" if reply else b"#f\r\n") if version > 2 else b":%d\r\n" % reply
-    if isinstance(reply, float):
-        text = repr(reply).encode()
-        return b",%b\r\n" % text if version > 2 else encode(text, version)
     if isinstance(reply, Mapping):
         members = [encode(member, version) for pair in reply.items() for member in pair]
         head = b"%%%d\r\n" % len(reply) if version > 2 else b"*%d\r\n" % len(members)

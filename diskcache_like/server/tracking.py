@@ -23,21 +23,20 @@ import asyncio
 import logging
 import math
 import threading
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..cache import Cache
 from ..coherence.generations import Header, Words
 from ..coherence.ring import Word
 from ..errors import DecodeError
-from ..storage.interface import EntryStore
 from ..storage.store import Store
 from ..system.signals import reraise_signal
 from .resp import Failed, Push, encode
 from .values import key_of, name_of
 
 if TYPE_CHECKING:
-    from .commands import Client
+    from .connection import Connection
 
 PERIOD: Final = 0.02  # seconds between looks
 SHARE: Final = 10  # of the time that goes by, looks take one part of so many
@@ -57,6 +56,17 @@ class _Watch:
         self.readers: dict[bytes, set[int]] = {}  # the numbers of clients, some of which may be gone
 
 
+class _Moment(NamedTuple):
+    """What tells, at two moments, which writes between them can be named."""
+
+    ring: Any = None
+    floor: int = 0
+    internal: int = 0
+    flushed: int = 0
+    head: int = 0
+    last: int = -1  # the tick of the last write, -1 if one was under way
+
+
 class _Shard:
     """What the last look at a shard has found."""
 
@@ -64,9 +74,7 @@ class _Shard:
         self.watched: dict[int, _Watch] = {}  # by slot
         self.slots: Words | None = None  # which these are in
         self.tick: int | None = None  # of the last write, None if one was under way
-        self.last = -1  # the same for broadcasts, with the rest of what tells which writes can be named:
-        self.ring: tuple[Any, int] | None = None  # the ring, and its FLOOR
-        self.internal = self.flushed = self.head = 0
+        self.moment = _Moment()  # of the last broadcast
 
 
 class Tracking:
@@ -75,59 +83,61 @@ class Tracking:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._lock = threading.Lock()
-        self._shards: dict[EntryStore, _Shard] = {}
-        self._modes: dict[Client, Sequence[bytes] | None] = {}  # the prefixes of those that broadcasts go to
-        self._numbered: dict[int, Client] = {}
-        self._pending: dict[Client, set[bytes] | None] = {}  # None for all keys
-        self._watches, self._soonest = 0, math.inf  # how many; and when the first of these entries expires
+        self._modes: dict[
+            int, tuple[Connection, list[bytes] | None]
+        ] = {}  # by number; with the prefixes for broadcasts
+        self._pending: dict[Connection, set[bytes] | None] = {}  # None for all keys
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._forget_all()
 
     # -- who is told --------------------------------------------------------------------------------------------------
 
-    def start(self, client: Client, prefixes: Sequence[bytes] | None) -> None:
+    def start(self, client: Connection, prefixes: list[bytes] | None) -> None:
         """Tell a client of keys with these prefixes from now on, or of those that it reads."""
         if self._cache._tier is not None:
             raise Failed("ERR a cache whose entries several machines share cannot be tracked")
-        if client.is_tracking and (prefixes is None) != (self._modes.get(client) is None):
+        before = self._modes.get(client.number, (client, prefixes and []))[1]
+        if (prefixes is None) != (before is None):
             raise Failed("ERR You can't switch BCAST mode on/off before disabling tracking for this client")
         with self._lock:
-            if not any(self._modes.values()):
-                for store in self._cache._shards.stores:
-                    self._written(store, self._shards[store])  # what is written from here on is new
-            before = self._modes.get(client)
-            self._modes[client] = None if prefixes is None else [*(before or []), *prefixes]
-            self._numbered[client.number] = client
+            if not self._broadcasts():
+                for store, seen in self._shards.items():
+                    self._written(store, seen)  # what is written from here on is new
+            self._modes[client.number] = client, None if prefixes is None else [*(before or []), *prefixes]
         client.is_tracking = True
         self._loop.call_soon_threadsafe(self._begin)
 
-    def stop(self, client: Client) -> None:
+    def stop(self, client: Connection) -> None:
         """Tell a client nothing any more."""
         with self._lock:
             client.is_tracking = False
-            self._modes.pop(client, None)
-            self._numbered.pop(client.number, None)
+            self._modes.pop(client.number, None)
             self._pending.pop(client, None)
             if not self._modes:
                 self._forget_all()
 
-    def prefixes(self, client: Client) -> Sequence[bytes] | None:
-        """Return the prefixes of whose keys a client is told, None if it is not told of any by them."""
-        return self._modes.get(client)
+    def _broadcasts(self) -> list[tuple[Connection, tuple[bytes, ...]]]:
+        """Return who is told of all keys with which prefixes."""
+        return [(client, tuple(prefixes)) for client, prefixes in self._modes.values() if prefixes is not None]
+
+    def _forget_all(self) -> None:
+        """Keep nothing, mapped files included."""
+        self._shards = {store: _Shard() for store in self._cache._shards.stores}
+        self._watches, self._soonest = 0, math.inf  # how many; and when the first of these entries expires
 
     # -- what was read ------------------------------------------------------------------------------------------------
 
-    def watch(self, client: Client, names: Iterable[bytes]) -> None:
+    def watch(self, client: Connection, names: Iterable[bytes]) -> None:
         """Note what a client is about to read."""
-        if self._modes.get(client) is not None:
+        if self._modes.get(client.number, (client, [b""]))[1] is not None:  # it has left, or is told of all by prefix
             return
         for name in names:
-            _, home, store = self._cache._rows.locate(key_of(name))
+            store, slot = self._place(name)
             store.shard.ready()
-            stamp = store.shard.slots[home % store.shard.slot_prime]
+            stamp = store.shard.slots[slot]
             with self._lock:
-                watch = self._shards[store].watched.setdefault(home % store.shard.slot_prime, _Watch(stamp))
+                watch = self._shards[store].watched.setdefault(slot, _Watch(stamp))
                 readers = watch.readers.setdefault(name, set())
                 self._watches += client.number not in readers
                 readers.add(client.number)
@@ -138,17 +148,17 @@ class Tracking:
 
     def note_expiry(self, name: bytes, expire: float) -> None:
         """Note when an entry that was read expires."""
-        _, home, store = self._cache._rows.locate(key_of(name))
+        store, slot = self._place(name)
         with self._lock:
-            watch = self._shards[store].watched.get(home % store.shard.slot_prime)
+            watch = self._shards[store].watched.get(slot)
             if watch is not None:
                 watch.expire = min(watch.expire, expire)
                 self._soonest = min(self._soonest, expire)
 
-    def _forget_all(self) -> None:
-        """Keep nothing, mapped files included."""
-        self._shards = {store: _Shard() for store in self._cache._shards.stores}
-        self._watches, self._soonest = 0, math.inf
+    def _place(self, name: bytes) -> tuple[Store, int]:
+        store: Any
+        _, home, store = self._cache._rows.locate(key_of(name))
+        return store, home % store.shard.slot_prime
 
     # -- what has changed ---------------------------------------------------------------------------------------------
 
@@ -157,9 +167,8 @@ class Tracking:
         if not self._modes:
             return
         with self._lock:
-            for name in names:
-                _, home, store = self._cache._rows.locate(key_of(name))
-                self._compare(store, self._shards[store], (home % store.shard.slot_prime,), -math.inf)
+            for store, slot in map(self._place, names):
+                self._compare(store, self._shards[store], (slot,), -math.inf)
 
     def _look(self) -> None:
         """Find out what has changed since the last look."""
@@ -178,10 +187,10 @@ class Tracking:
                     self._tell_all_readers()  # the file is another one
                 seen.slots, seen.tick = store.shard.slots, tick if is_settled else None
                 self._compare(store, seen, list(seen.watched), now)
-                if any(self._modes.values()):
+                if self._broadcasts():
                     self._broadcast(self._written(store, seen))
 
-    def _compare(self, store: EntryStore, seen: _Shard, numbers: Iterable[int], now: float) -> None:
+    def _compare(self, store: Store, seen: _Shard, numbers: Iterable[int], now: float) -> None:
         """Tell of the keys of those slots that have changed."""
         slots = store.shard.slots
         for number in numbers:
@@ -194,45 +203,44 @@ class Tracking:
             del seen.watched[number]
             for name, readers in watch.readers.items():
                 self._watches -= len(readers)
-                for client in filter(None, map(self._numbered.get, readers)):
-                    self._tell(client, (name,))
+                for number in readers & self._modes.keys():
+                    self._tell(self._modes[number][0], (name,))
 
     def _written(self, store: Store, seen: _Shard) -> list[bytes] | None:
         """Return the keys that were written since the last call, None if they cannot be named."""
         shard, ring = store.shard, store.shard.ring
-        header, before = shard.header, (seen.ring, seen.internal, seen.flushed, seen.head, seen.last)
+        header, before = shard.header, seen.moment
         if ring is None or shard.disk.sealer is not None:
             return None
         for _ in range(SHARE):
             tick = header[Header.TICK]
-            is_settled = header[Header.SETTLED] == tick  # else this write may not be in the ring yet
-            seen.ring, seen.internal = (ring.words, ring.words[Word.FLOOR]), header[Header.INTERNAL]
-            seen.flushed, seen.head = ring.words[Word.FLUSHED], ring.words[Word.HEAD]
-            seen.last = tick if is_settled else -1
-            if is_settled and before[-1] == tick:
+            last = tick if header[Header.SETTLED] == tick else -1  # else this write may not be in the ring yet
+            words = ring.words
+            floor, internal, flushed = words[Word.FLOOR], header[Header.INTERNAL], words[Word.FLUSHED]
+            seen.moment = _Moment(words, floor, internal, flushed, words[Word.HEAD], last)
+            if last == tick == before.last:
                 return []
-            if not _is_known(before, seen):
+            if not _is_known(before, seen.moment):
                 return None
             try:
                 net = ring.gather(MANY)[0]
-                names = [
-                    name_of(shard.disk.user_key(key, _original(each[3])))  # type: ignore[arg-type]  # or it raises
-                    for key, each in net.items()
-                    if shard.slots[each[2] % shard.slot_prime] > 2 * before[-1] + 2
+                keys = [
+                    shard.disk.user_key(key, what[7] if isinstance(what, tuple) else None)  # type: ignore[arg-type]
+                    for key, (_, _, home, what, *_) in net.items()  # a key that is a number raises DecodeError
+                    if shard.slots[home % shard.slot_prime] > 2 * before.last + 2
                 ]
             except DecodeError:
                 return None
             if header[Header.TICK] == tick == header[Header.SETTLED]:
-                return [name for name in names if name is not None]
-        seen.ring = None  # others write all the time: nothing is known at the next look, either
+                return [name for name in map(name_of, keys) if name is not None]
+        seen.moment = _Moment()  # others write all the time: nothing is known at the next look, either
         return None
 
     def _broadcast(self, names: list[bytes] | None) -> None:
-        for client, prefixes in self._modes.items():
-            if prefixes is not None:
-                self._tell(client, names and [name for name in names if name.startswith(tuple(prefixes))])
+        for client, prefixes in self._broadcasts():
+            self._tell(client, names and [name for name in names if name.startswith(prefixes)])
 
-    def _tell(self, client: Client, names: Iterable[bytes] | None) -> None:
+    def _tell(self, client: Connection, names: Iterable[bytes] | None) -> None:
         """Note what a client is to be told; None for all keys."""
         if names is None:
             self._pending[client] = None
@@ -245,13 +253,13 @@ class Tracking:
         for seen in self._shards.values():
             seen.watched.clear()
         self._watches, self._soonest = 0, math.inf
-        for client, prefixes in self._modes.items():
+        for client, prefixes in self._modes.values():
             if prefixes is None:
                 self._tell(client, None)
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
-    def message(self, client: Client) -> bytes:
+    def message(self, client: Connection) -> bytes:
         """Return what a client is to be told, for the end of its replies; nothing if there is nothing."""
         with self._lock:
             names = self._pending.pop(client, ())
@@ -297,16 +305,10 @@ def _invalidation(names: Collection[bytes] | None) -> bytes:
     return encode(Push(["invalidate", None if names is None else list(names)]), 3)
 
 
-def _is_known(before: tuple[Any, int, int, int, int], now: _Shard) -> bool:
+def _is_known(before: _Moment, now: _Moment) -> bool:
     """Tell whether all writes between two looks were appended to the ring, and still wait there."""
-    ring, internal, flushed, head, _ = before
-    if ring is None or now.ring is None or ring[0] is not now.ring[0] or ring[1] != now.ring[1] or now.flushed > head:
+    if before.ring is None or before.ring is not now.ring or before.floor != now.floor or now.flushed > before.head:
         return False
     # Where FLOOR was FLUSHED already, a write to the database does not change it. It is counted as one of no key, or
     # was made where nothing waited.
-    return ring[1] < flushed or (ring[1] < head and internal == now.internal)
-
-
-def _original(what: Any) -> bytes | None:
-    """Return the original key that a record in the ring has."""
-    return what[7] if isinstance(what, tuple) else None
+    return before.floor < before.flushed or (before.floor < before.head and before.internal == now.internal)

@@ -41,7 +41,8 @@ SET n BIG | INCR n | GET n | DECR n | SET n -9223372036854775808 | DECR n | INCR
 INCRBY n BIG | SET n 1 | INCRBY n BIG | DECRBY n -9223372036854775808 | DECRBY n -9223372036854775807 | GET n
 INCRBY n 9223372036854775808 | SET n 5 EX 100 | INCR n | TTL n | DECRBY zero 0 | GET zero | STRLEN n | APPEND n 0 | INCR n
 TTL n | INCRBYFLOAT f 1.5 | INCRBYFLOAT f 1.5 | GET f | INCR f | INCRBYFLOAT f 0.1 | GET f | INCRBYFLOAT f -3.1 | GET f
-INCRBYFLOAT f 5.0e3 | INCRBYFLOAT f x | INCRBYFLOAT f inf | INCRBYFLOAT f nan | SET f ten | INCRBYFLOAT f 1
+INCRBYFLOAT f 5.0e3 | INCRBYFLOAT f x | INCRBYFLOAT f inf | INCRBYFLOAT f nan | INCRBYFLOAT f -INFINITY
+INCRBYFLOAT f infi |  SET f ten | INCRBYFLOAT f 1
 SET f 10.50 | INCRBYFLOAT f 0.1 | INCRBYFLOAT f | SET f 5.0e3 | INCRBYFLOAT f 2.0e2 | SET f 17179869184
 INCRBYFLOAT f 1.5 | INCRBYFLOAT f .5 | INCRBYFLOAT f 1. | SET f 3 EX 100 | INCRBYFLOAT f 1.1 | TTL f | STRLEN f
 EXISTS a b nope a | EXISTS | DEL a b nope a | DEL | UNLINK n f | EXISTS n f | TYPE ap | TYPE nope | TYPE
@@ -59,17 +60,11 @@ MSET h:1 1 h:2 2 x*y 3 h?1 4 h[1 5 | KEYS * | KEYS h:* | KEYS h?1 | KEYS h\\?1 |
 KEYS | KEYS none* | KEYS h\\[1 | KEYS [a-h]:[0-1] | SCAN x | SCAN 0 COUNT 0 | SCAN 0 COUNT x | SCAN 0 MATCH | SCAN
 SCAN 0 BOGUS 1 | SCAN 0 MATCH h:* COUNT 1000 | SCAN 0 TYPE list COUNT 1000 | SCAN 0 COUNT 1000 TYPE string
 PING | PING hello | PING a b | ECHO x | ECHO | SELECT 0 | SELECT x | SELECT 99 | SELECT -1 | CLIENT GETNAME
-CLIENT SETNAME me | CLIENT GETNAME | CLIENT | CLIENT BOGUS | CLIENT SETNAME | CLIENT NO-EVICT ON | CLIENT ID x
+CLIENT SETNAME me | CLIENT GETNAME | CLIENT | CLIENT BOGUS | CLIENT SETNAME | CLIENT ID x
 CONFIG | CONFIG BOGUS | CONFIG GET save | CONFIG GET appendonly | CONFIG GET | CONFIG GET nothing | COMMAND BOGUS
 nonsense | nonsense a b | HELLO 9 | HELLO x | HELLO 3 SETNAME | CLIENT GETNAME | AUTH x | AUTH a b c | AUTH other x
 AUTH default x | RESET x | CLIENT TRACKING | CLIENT TRACKING MAYBE | CLIENT TRACKING OFF | CLIENT TRACKING ON BOGUS
 """
-
-# Where the door may answer otherwise, and why.
-ALLOWED = {
-    b"INCRBYFLOAT f inf": "a number that is none is refused when it is read, not when it is added",
-    b"INCRBYFLOAT f nan": "likewise",
-}
 
 
 def commands_of(script: str) -> list[list[bytes]]:
@@ -119,7 +114,7 @@ def differences(mine: Path, theirs: Path, version: int, commands: list[list[byte
     try:
         for words in commands:
             one, other = (in_order(words, peer.ask(words)) for peer in peers)
-            if one != other and b" ".join(words) not in ALLOWED:
+            if one != other:
                 found.append(f"{b' '.join(words).decode()}: {one!r} instead of {other!r}")
     finally:
         for peer in peers:
@@ -311,7 +306,7 @@ def test_info_and_commands_are_told(door: OpenDoor) -> None:
         assert mine["name"] == "me"
         assert mine["lib-name"].startswith("redis-py")
         assert mine["resp"] == "3"
-        assert client.client_info()["id"] == client.client_id() == int(mine["id"])
+        assert client.client_id() == int(mine["id"])
 
 
 def test_transactions_are_refused(door: OpenDoor) -> None:

@@ -131,11 +131,11 @@ def test_a_client_that_reads_slowly_is_not_dropped(cache: Cache, tmp_path: Path)
     cache["k"] = b"v" * 1_000_000
     with open_door(cache, tmp_path, Access(limits=Limits(patience=0.2))) as door, door.connect() as slow:
         slow.sendall(packed([b"GET", b"k"]) * 20)
-        client = awaited(lambda: next((each for each in door.door.clients if "reader" in each._timers), None))
+        client = awaited(lambda: next((each for each in door.door.clients if each._stuck), None))
         for _ in range(3):  # each look finds less than the one before
-            timer = client._timers["reader"]
+            timer = client._timer
             received(slow, 700_000)
-            awaited(lambda timer=timer: client._timers.get("reader") is not timer)
+            awaited(lambda timer=timer: client._timer is not timer)
         assert door.door.clients
 
 
@@ -196,8 +196,8 @@ class TestAuthentication:
             with door.connect() as known:
                 assert exchange(known, b"AUTH secret\r\n", 5) == b"+OK\r\n"
                 client = next(iter(door.door.clients))
-                timer = client._timers["stranger"]
-                awaited(lambda: client._timers["stranger"] is not timer)
+                timer = client._timer
+                awaited(lambda: client._timer is not timer)
                 assert exchange(known, b"PING\r\n", len(PONG)) == PONG
 
 
