@@ -39,9 +39,7 @@ FEW: Final = 50  # keys that are read, on an event loop
 LARGEST: Final = (1 << 63) - 1
 LATEST: Final = LARGEST // 1000  # seconds
 _INTEGER: Final = re.compile(rb"(?:0|-?[1-9][0-9]{0,18})\Z")
-_FLOAT: Final = re.compile(
-    rb"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?|inf(?:inity)?)\Z", re.IGNORECASE
-)
+_FLOAT: Final = re.compile(rb"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d{1,9})?|inf(inity)?)\Z", re.IGNORECASE)
 _NAME: Final = re.compile(rb"[!-~]*\Z")
 _STARTED: Final = time.time()
 _UNITS: Final = frozenset((b"EX", b"PX", b"EXAT", b"PXAT"))
@@ -52,7 +50,6 @@ SYNTAX: Final = "ERR syntax error"
 NO_INTEGER: Final = "ERR value is not an integer or out of range"
 NO_PASSWORD: Final = "NOAUTH Authentication required."  # noqa: S105 - no password
 TOO_LARGE: Final = "ERR string exceeds maximum allowed size"
-
 
 Words = Sequence[bytes]
 Function = Callable[["Connection", Words], Any]

@@ -125,7 +125,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Carry out what has arrived, if nothing has to be waited for."""
         self._parser.feed(data)
-        self._is_dry = False
+        self._is_dry = False  # TLS may bring data after `pause_reading`, too
         self._work()
 
     def eof_received(self) -> bool:

@@ -83,9 +83,8 @@ class Tracking:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._lock = threading.Lock()
-        self._modes: dict[
-            int, tuple[Connection, list[bytes] | None]
-        ] = {}  # by number; with the prefixes for broadcasts
+        # By number of the client: those that are told, and the prefixes of those that broadcasts go to.
+        self._modes: dict[int, tuple[Connection, list[bytes] | None]] = {}
         self._pending: dict[Connection, set[bytes] | None] = {}  # None for all keys
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
@@ -97,8 +96,8 @@ class Tracking:
         """Tell a client of keys with these prefixes from now on, or of those that it reads."""
         if self._cache._tier is not None:
             raise Failed("ERR a cache whose entries several machines share cannot be tracked")
-        before = self._modes.get(client.number, (client, prefixes and []))[1]
-        if (prefixes is None) != (before is None):
+        before = self._modes[client.number][1] if client.is_tracking else None
+        if client.is_tracking and (prefixes is None) != (before is None):
             raise Failed("ERR You can't switch BCAST mode on/off before disabling tracking for this client")
         with self._lock:
             if not self._broadcasts():
@@ -130,7 +129,8 @@ class Tracking:
 
     def watch(self, client: Connection, names: Iterable[bytes]) -> None:
         """Note what a client is about to read."""
-        if self._modes.get(client.number, (client, [b""]))[1] is not None:  # it has left, or is told of all by prefix
+        mode = self._modes.get(client.number)
+        if mode is None or mode[1] is not None:  # it has left, or is told of all keys with a prefix
             return
         for name in names:
             store, slot = self._place(name)

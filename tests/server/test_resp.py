@@ -167,11 +167,10 @@ def test_an_announcement_reserves_nothing() -> None:
 
 @pytest.mark.parametrize("rest", [b"", b"*", b"*1\r\n", b"*1\r\n$900000\r\nx"])
 def test_nothing_is_kept_of_what_was_taken_or_of_a_client_that_left(rest: bytes) -> None:
-    request = packed([b"SET", bytes(1 << 20)])
     tracemalloc.start()
     try:
         parser = Parser(1 << 20, 10)
-        parser.feed(request + rest)
+        parser.feed(packed([b"SET", bytes(1 << 20)]) + rest)
         assert len(parser.take(2)) == 1
         assert parser.take(1) == []
         assert tracemalloc.get_traced_memory()[0] < 100_000
