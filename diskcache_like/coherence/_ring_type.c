@@ -341,63 +341,81 @@ static PyObject *row_in(const dl_header *header, const char *body, PyObject *num
                          expire, fresh, text, blob_in(original, header->original_size), (double)NAN, (double)NAN);
 }
 
-/* What several writes of a key come to: the tick of the write that made the entry, that of the last one, the hash, the
-   row that the last one wrote, and whether any was a removal. */
-static PyObject *net_of(PyObject *before, const dl_header *header, const char *body)
-{
-    PyObject *ticks = PyLong_FromLongLong((int64_t)header->version), *first = ticks, *row;
-    int was_removed = header->kind == DL_REMOVAL || (before && PyTuple_GetItem(before, 4) == Py_True);
-    if (before && PyTuple_GetItem(before, 3) != Py_None)
-        first = PyTuple_GetItem(before, 0);
-    row = ticks ? row_in(header, body, first) : NULL;
-    if (!row || row == Py_False) {
-        Py_XDECREF(ticks);
-        return row;
-    }
-    Py_INCREF(first);
-    return Py_BuildValue("(NNKNO)", first, ticks, header->home, row, was_removed ? Py_True : Py_False);
-}
+/* What several writes of a key come to. */
+typedef struct {
+    dl_header header; /* of the last one; that of a removal if damage hides what it is about */
+    const char *body;
+    int64_t first; /* version of the write that made the entry */
+    int was_removed;
+} Sum;
 
-/* Damaged content may be about any key of its hash: of none of them is known what was written. */
-static int removed_of(PyObject *net, uint64_t home)
+/* Add one record to what waiting records come to, `net` having the place of each key among the sums; return 1, 0 if that
+   would be more than `most` keys, -1 for an error, or -2 for damage. */
+static int gathered(PyObject *net, Sum **sums, const dl_header *header, const char *body, Py_ssize_t most)
 {
-    PyObject *key, *each;
-    Py_ssize_t position = 0;
-    while (PyDict_Next(net, &position, &key, &each)) {
-        PyObject *changed;
-        int failed;
-        if (PyLong_AsUnsignedLongLong(PyTuple_GetItem(each, 2)) != home)
-            continue;
-        changed = Py_BuildValue("(OOOOO)", PyTuple_GetItem(each, 0), PyTuple_GetItem(each, 1), PyTuple_GetItem(each, 2),
-                                Py_None, Py_True);
-        failed = !changed || PyDict_SetItem(net, key, changed) < 0;
-        Py_XDECREF(changed);
-        if (failed)
-            return 0;
+    Py_ssize_t count = PyDict_Size(net), index;
+    int is_whole = dl_has_whole_body(header, body), is_there, failed;
+    PyObject *key, *place;
+    Sum *sum;
+    if (header->home & 3 || header->home >> 63)
+        return -2; /* no key has such a hash (keys.py), nor SQLite such an integer: it was planted */
+    /* Damaged content may be about any key of its hash: of none of them is known what was written. */
+    for (index = 0; index < count && !is_whole; index++)
+        if ((*sums)[index].header.home == header->home) {
+            (*sums)[index].header.kind = DL_REMOVAL;
+            (*sums)[index].was_removed = 1;
+        }
+    if (!(key = is_whole ? bytes_in(body, header->key_size) : PyLong_FromUnsignedLongLong(header->home)))
+        return -1;
+    place = PyDict_GetItemWithError(net, key);
+    is_there = place != NULL;
+    index = is_there ? PyLong_AsSsize_t(place) : count;
+    failed = !is_there && PyErr_Occurred();
+    if (!is_there && !failed && count < most) {
+        if (!(count & (count - 1)) && (sum = PyMem_Realloc(*sums, (size_t)(count ? 2 * count : 1) * sizeof *sum)))
+            *sums = sum;
+        else if (!(count & (count - 1)))
+            PyErr_NoMemory();
+        place = PyErr_Occurred() ? NULL : PyLong_FromSsize_t(count);
+        failed = !place || PyDict_SetItem(net, key, place) < 0;
+        Py_XDECREF(place);
     }
+    Py_DECREF(key);
+    if (failed || index >= PyDict_Size(net))
+        return failed ? -1 : 0;
+    sum = *sums + index;
+    if (!is_there || sum->header.kind == DL_REMOVAL)
+        sum->first = (int64_t)header->version;
+    sum->was_removed = !is_whole || header->kind == DL_REMOVAL || (is_there && sum->was_removed);
+    sum->header = *header;
+    sum->header.kind = is_whole ? header->kind : DL_REMOVAL;
+    sum->body = body;
     return 1;
 }
 
-/* Add one record to what waiting records come to; return 1, 0 if that would be more than `most` keys, -1 for an error,
-   or -2 for damage. */
-static int gathered(PyObject *net, const dl_header *header, const char *body, Py_ssize_t most)
+/* Give what each key comes to in place of its place among the sums; return as `gathered` does. */
+static int summed(PyObject *net, const Sum *sums)
 {
-    PyObject *key, *before, *after = NULL;
-    dl_header removal = {.home = header->home, .version = header->version, .kind = DL_REMOVAL};
-    int outcome = -1, is_whole = dl_has_whole_body(header, body);
-    if (header->home & 3 || header->home >> 63)
-        return -2; /* no key has such a hash (keys.py), nor SQLite such an integer: it was planted */
-    if (!is_whole && !removed_of(net, header->home))
-        return -1;
-    key = is_whole ? bytes_in(body, header->key_size) : PyLong_FromUnsignedLongLong(header->home);
-    before = key ? PyDict_GetItemWithError(net, key) : NULL;
-    if (!before && !PyErr_Occurred() && PyDict_Size(net) >= most)
-        outcome = 0;
-    else if (!PyErr_Occurred() && (after = net_of(before, is_whole ? header : &removal, body)))
-        outcome = after == Py_False ? -2 : PyDict_SetItem(net, key, after) >= 0 ? 1 : -1;
-    Py_XDECREF(key);
-    Py_XDECREF(after);
-    return outcome;
+    PyObject *key, *place;
+    Py_ssize_t position = 0;
+    while (PyDict_Next(net, &position, &key, &place)) {
+        const Sum *sum = sums + PyLong_AsSsize_t(place);
+        PyObject *first = PyLong_FromLongLong(sum->first), *whole;
+        PyObject *row = first ? row_in(&sum->header, sum->body, first) : NULL;
+        int failed;
+        if (!row || row == Py_False) {
+            Py_XDECREF(first);
+            Py_XDECREF(row);
+            return row ? -2 : -1;
+        }
+        whole = Py_BuildValue("(NLKNO)", first, (int64_t)sum->header.version, sum->header.home, row,
+                              sum->was_removed ? Py_True : Py_False);
+        failed = !whole || PyDict_SetItem(net, key, whole) < 0;
+        Py_XDECREF(whole);
+        if (failed)
+            return -1;
+    }
+    return 1;
 }
 
 static PyObject *ring_gather(PyObject *self, PyObject *most)
@@ -407,16 +425,20 @@ static PyObject *ring_gather(PyObject *self, PyObject *most)
     uint64_t head = dl_load(ring->words + DL_HEAD);
     dl_place end = flushed_in(ring), next = end;
     PyObject *net;
+    Sum *sums = NULL;
     int outcome = 1;
     if ((limit == -1 && PyErr_Occurred()) || !(net = PyDict_New()))
         return NULL;
     while (end.offset < head && outcome == 1) {
         dl_header header;
         const char *body;
-        outcome = dl_next(ring, head, &next, &header, &body) ? gathered(net, &header, body, limit) : -2;
+        outcome = dl_next(ring, head, &next, &header, &body) ? gathered(net, &sums, &header, body, limit) : -2;
         if (outcome == 1)
             end = next;
     }
+    if (outcome >= 0)
+        outcome = summed(net, sums);
+    PyMem_Free(sums);
     if (outcome < 0) {
         Py_DECREF(net);
         return outcome == -2 ? Py_NewRef(Py_None) : NULL;

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from ..coherence._native import pack_plain
 from ..disk.contract import Constant
 from ..disk.value_files import Encoded
 from ..encoding import file_names, keys
@@ -24,6 +23,7 @@ from ..encoding.record import (
     Record,
     pack,
     pack_full,
+    pack_plain,
     unpack,
 )
 from ..encoding.tags import tag_or_tags, tags_column, tags_of, with_hidden

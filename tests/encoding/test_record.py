@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diskcache_like.coherence._native import pack_plain
 from diskcache_like.crypto.signing import Signer
 from diskcache_like.encoding.record import (
     MODE_BINARY,
@@ -18,6 +17,7 @@ from diskcache_like.encoding.record import (
     Record,
     pack,
     pack_full,
+    pack_plain,
     pack_simple,
     unpack,
 )
