@@ -316,5 +316,5 @@ def _is_known(before: _Moment, now: _Moment) -> bool:
 
 def _original(row: tuple[Any, ...] | None) -> bytes | None:
     """Return the original key of a row as statements take it, where NaN stands for none (storage/rows.py)."""
-    original = row[8] if row is not None and len(row) > 8 else None  # noqa: PLR2004 - its place in `Small`
+    original = row[8] if row is not None and len(row) > 8 else None  # its place in `Small`
     return bytes(original) if isinstance(original, bytes | bytearray) else None
