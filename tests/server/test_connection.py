@@ -275,7 +275,8 @@ def test_a_client_that_leaves_is_forgotten(door: OpenDoor, cache: Cache) -> None
         received(plain, 5)
         (client,) = door.door.clients
     awaited(lambda: not door.door.clients)
-    assert client._parser._requests.gi_frame is None  # so it keeps nothing, garbage collected or not
+    requests: Any = client._parser._requests
+    assert requests.gi_frame is None  # so it keeps nothing, garbage collected or not
     awaited(lambda: client._task is None)
     assert len(cache["k"]) == 100_000
 
