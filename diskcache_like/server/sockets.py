@@ -16,6 +16,7 @@ from typing import NamedTuple
 from ..errors import DirectoryError, SettingError
 
 BACKLOG = 1024
+LEAST_PASSWORD = 16  # bytes
 GOODBYE = 1.0  # seconds for a client to answer that TLS ends
 
 
@@ -143,9 +144,6 @@ def password_in(path: str) -> bytes:
     if len(password) < LEAST_PASSWORD:
         raise SettingError(f"{path}: the password has {len(password)} bytes, expected {LEAST_PASSWORD} at least")
     return password
-
-
-LEAST_PASSWORD = 16  # bytes
 
 
 def tls(certificate: str | None, private_key: str | None) -> ssl.SSLContext | None:

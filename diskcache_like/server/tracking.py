@@ -30,6 +30,7 @@ from ..cache import Cache
 from ..coherence.generations import Header, Words
 from ..coherence.ring import Word
 from ..errors import DecodeError
+from ..storage.rows import original_key_in
 from ..storage.store import Store
 from ..system.signals import reraise_signal
 from .resp import Failed, Push, encode
@@ -225,7 +226,7 @@ class Tracking:
             try:
                 net = ring.gather(MANY)[0]
                 keys = [
-                    shard.disk.user_key(key, _original(what))  # type: ignore[arg-type]
+                    shard.disk.user_key(key, original_key_in(what))  # type: ignore[arg-type]
                     for key, (_, _, home, what, *_) in net.items()  # a key that is a number raises DecodeError
                     if shard.slots[home % shard.slot_prime] > 2 * before.last + 2
                 ]
@@ -312,9 +313,3 @@ def _is_known(before: _Moment, now: _Moment) -> bool:
     # Where FLOOR was FLUSHED already, a write to the database does not change it. It is counted as one of no key, or
     # was made where nothing waited.
     return before.floor < before.flushed or (before.floor < before.head and before.internal == now.internal)
-
-
-def _original(row: tuple[Any, ...] | None) -> bytes | None:
-    """Return the original key of a row as statements take it, where NaN stands for none (storage/rows.py)."""
-    original = row[8] if row is not None and len(row) > 8 else None  # its place in `Small`
-    return bytes(original) if isinstance(original, bytes | bytearray) else None

@@ -62,6 +62,12 @@ def with_queue(stored_key: bytes, row: Small) -> Small:
     return (*row, *_NO_COLUMNS[:2]) if queue is None else (*row, queue, num)
 
 
+def original_key_in(row: Small | None) -> bytes | None:
+    """Return the original key of a row as `put_many` takes it, None for a removal or a row that has none."""
+    original = row[8] if row is not None and len(row) > 8 else None
+    return bytes(original) if isinstance(original, bytes | bytearray) else None
+
+
 class Rows:
     """Find and change the rows of keys through the writing connection."""
 
