@@ -11,15 +11,15 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from ..cache import SET_MANY_BATCH, atomic_key
+from ..cache import SET_MANY_BATCH, Cache, atomic_key
 from ..encoding.globs import pattern_of
-from ..encoding.record import Metadata
+from ..encoding.record import Metadata, Record
 from ..encoding.tags import pack_tags, tags_of
 from ..entries.atomic_key import REMOVE, Decision
 from ..entries.loading import ENOVAL
@@ -27,11 +27,10 @@ from ..entries.row_codec import with_expiry
 from ..errors import CacheError
 from ..system.blocking import may_block
 from ..system.signals import reraise_signal
-from .resp import OK, Failed, Simple, encode
+from .access import Access
+from .resp import LINE, OK, Failed, Simple, encode
+from .tracking import Listener, Tracking
 from .values import NotPlain, content_of, key_of, name_of
-
-if TYPE_CHECKING:
-    from .connection import Connection
 
 VERSION: Final = "7.4.0"  # of Redis; clients take it for what a server can do, such as tracking for redis-py
 SMALL: Final = 16 << 10  # bytes of values that are written, and
@@ -52,7 +51,35 @@ NO_PASSWORD: Final = "NOAUTH Authentication required."  # noqa: S105 - no passwo
 TOO_LARGE: Final = "ERR string exceeds maximum allowed size"
 
 Words = Sequence[bytes]
-Function = Callable[["Connection", Words], Any]
+
+
+class Client(Listener):
+    """What commands know of a client: what it has said, and what all clients of the server share."""
+
+    version: int  # of the protocol
+    name: bytes
+    is_admitted: bool
+    ends: bool  # once it has said so, or nobody is there
+
+    def __init__(self, cache: Cache, access: Access, tracking: Tracking, clients: Collection[Client]) -> None:
+        self.cache = cache
+        self.access = access
+        self.tracking = tracking
+        self.clients = clients  # all of them
+        self.peer: object = None
+        self.libraries: dict[str, str] = {}
+        self.ends = False
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Be as after connecting."""
+        self.version = 2
+        self.name = b""
+        self.is_admitted = self.access.is_open
+        self.is_tracking = False
+
+
+Function = Callable[[Client, Words], Any]
 
 
 class Command(NamedTuple):
@@ -92,7 +119,7 @@ _writes: Final = partial(command, keys=ONE, writes=True)
 # -- carrying out -----------------------------------------------------------------------------------------------------
 
 
-def carry_out(client: Connection, words: Words) -> bytes:
+def carry_out(client: Client, words: Words) -> bytes:
     """Do what a command says, and return the reply. Raises WouldBlock on an event loop."""
     reply: Any
     try:
@@ -105,9 +132,9 @@ def carry_out(client: Connection, words: Words) -> bytes:
             if client.cache._handle.writes_slowly():
                 may_block()
             reply = found.function(client, words)
-            client.door.tracking.wrote(found.keys_in(words))
+            client.tracking.wrote(found.keys_in(words))
         elif client.is_tracking and found.keys[0]:
-            client.door.tracking.watch(client, found.keys_in(words))  # before it is read
+            client.tracking.watch(client, found.keys_in(words))  # before it is read
             reply = found.function(client, words)
             _note_expiry(client, found.keys_in(words))
         else:
@@ -180,7 +207,7 @@ def options_in(words: Words, known: Mapping[bytes, int], problem: str = SYNTAX) 
 
 
 @command("hello", -1, is_free=True)
-def _hello(client: Connection, words: Words) -> Any:
+def _hello(client: Client, words: Words) -> Any:
     problem = "ERR Protocol version is not an integer or out of range"
     version = integer(words[1], problem) if len(words) > 1 else client.version
     if version not in (2, 3):
@@ -192,12 +219,14 @@ def _hello(client: Connection, words: Words) -> Any:
         raise Failed(NO_PASSWORD)
     client.name = _checked_name(options.get(b"SETNAME", [client.name])[-1])
     client.version = version
+    if version < 3:
+        client.tracking.stop(client)  # it would not understand
     about = {"server": "redis", "version": VERSION, "proto": version, "id": client.number}
     return {**about, "mode": "standalone", "role": "master", "modules": []}
 
 
 @command("auth", -2, is_free=True)
-def _auth(client: Connection, words: Words) -> Any:
+def _auth(client: Client, words: Words) -> Any:
     if len(words) > 3:
         raise Failed(SYNTAX)
     if len(words) == 2 and client.access.is_open:
@@ -213,27 +242,27 @@ def _auth(client: Connection, words: Words) -> Any:
 
 
 @command("quit", -1, is_free=True)
-def _quit(client: Connection, _: Words) -> Any:
+def _quit(client: Client, _: Words) -> Any:
     client.ends = True
     return OK
 
 
 @command("reset", 1, is_free=True)
-def _reset(client: Connection, _: Words) -> Any:
-    client.door.tracking.stop(client)
+def _reset(client: Client, _: Words) -> Any:
+    client.tracking.stop(client)
     client.start_over()
     return Simple(b"RESET")
 
 
 @command("ping", -1)
-def _ping(_: Connection, words: Words) -> Any:
+def _ping(_: Client, words: Words) -> Any:
     if len(words) > 2:
         raise _wrong_number("ping")
     return words[1] if len(words) > 1 else Simple(b"PONG")
 
 
 @command("select", 2)
-def _select(_: Connection, words: Words) -> Any:
+def _select(_: Client, words: Words) -> Any:
     if integer(words[1]) != 0:
         raise Failed("ERR DB index is out of range")
     return OK
@@ -243,7 +272,7 @@ command("echo", 2)(lambda _, words: words[1])
 
 
 @command("client", -2)
-def _client(client: Connection, words: Words) -> Any:
+def _client(client: Client, words: Words) -> Any:
     match [words[1].upper(), *words[2:]]:
         case [b"ID"]:
             return client.number
@@ -257,7 +286,7 @@ def _client(client: Connection, words: Words) -> Any:
                 raise Failed(f"ERR Unrecognized option '{_text(option)}'")
             client.libraries[what] = _checked_name(value, what).decode()
         case [b"LIST", *_]:
-            return "".join(map(_line_of, sorted(client.door.clients, key=lambda other: other.number)))
+            return "".join(map(_line_of, sorted(client.clients, key=lambda other: other.number)))
         case [b"TRACKING", switch, *options]:
             _track(client, switch.upper(), options)
         case _:
@@ -271,33 +300,33 @@ def _checked_name(name: bytes, what: str = "names") -> bytes:
     return name
 
 
-def _line_of(client: Connection) -> str:
+def _line_of(client: Client) -> str:
     peer = ":".join(map(str, client.peer[:2])) if isinstance(client.peer, tuple) else ""
     libraries = "".join(f" {name}={value}" for name, value in client.libraries.items())
     return f"id={client.number} addr={peer} name={client.name.decode()} db=0{libraries} resp={client.version}\n"
 
 
-def _track(client: Connection, switch: bytes, words: Words) -> None:
+def _track(client: Client, switch: bytes, words: Words) -> None:
     # NOLOOP changes nothing: a client is told of its own changes all the same, as nobody knows whose they are.
     options = options_in(words, {b"PREFIX": 1, b"BCAST": 0, b"NOLOOP": 0})
     prefixes = options.get(b"PREFIX")
     if switch not in (b"ON", b"OFF"):
         raise Failed(SYNTAX)
     if switch == b"OFF":
-        client.door.tracking.stop(client)
+        client.tracking.stop(client)
     elif client.version < 3:
         raise Failed("ERR tracking needs RESP 3: say HELLO 3 before")
     elif prefixes and b"BCAST" not in options:
         raise Failed("ERR PREFIX option requires BCAST mode to be enabled")
     else:
-        client.door.tracking.start(client, (prefixes or [b""]) if b"BCAST" in options else None)
+        client.tracking.start(client, (prefixes or [b""]) if b"BCAST" in options else None)
 
 
 # -- the server -------------------------------------------------------------------------------------------------------
 
 
 @command("command", -1)
-def _command(_: Connection, words: Words) -> Any:
+def _command(_: Client, words: Words) -> Any:
     match [word.upper() for word in words[1:]]:
         case [b"COUNT"]:
             return len(COMMANDS)
@@ -313,7 +342,7 @@ def _command(_: Connection, words: Words) -> Any:
 
 
 @command("config", -2)
-def _config(client: Connection, words: Words) -> Any:
+def _config(client: Client, words: Words) -> Any:
     if words[1].upper() != b"GET" or len(words) < 3:
         raise _wrong_subcommand(words, b"GET")
     settings, limits = client.cache._handle.settings, client.access.limits
@@ -327,12 +356,12 @@ def _config(client: Connection, words: Words) -> Any:
 
 
 @command("info", -1)
-def _info(client: Connection, words: Words) -> Any:
+def _info(client: Client, words: Words) -> Any:
     may_block()
     metrics, version, seconds = client.cache.metrics(), f"redis_version:{VERSION}", int(time.time() - _STARTED)
     about = {
         "server": f"{version} redis_mode:standalone process_id:{os.getpid()} uptime_in_seconds:{seconds}",
-        "clients": f"connected_clients:{len(client.door.clients)} maxclients:{client.access.limits.clients}",
+        "clients": f"connected_clients:{len(client.clients)} maxclients:{client.access.limits.clients}",
         "memory": f"used_memory:{metrics.bytes} maxmemory:{metrics.size_limit}",
         "persistence": "loading:0",
         "stats": f"keyspace_hits:{metrics.hits} keyspace_misses:{metrics.misses}"
@@ -352,7 +381,7 @@ command("dbsize", 1)(lambda client, _: len(client.cache))
 
 
 @command("flushdb flushall", -1, writes=True)
-def _flush(client: Connection, words: Words) -> Any:
+def _flush(client: Client, words: Words) -> Any:
     if len(words) > 2 or (len(words) == 2 and words[1].upper() not in (b"ASYNC", b"SYNC")):
         raise Failed(SYNTAX)
     may_block()
@@ -368,7 +397,7 @@ def _seen(value: Any) -> bytes | None:
     return None if value is ENOVAL else content_of(value).data
 
 
-def _change(client: Connection, name: bytes, decide: Callable[[Any, Metadata], tuple[Decision, Any]]) -> Any:
+def _change(client: Client, name: bytes, decide: Callable[[Any, Metadata], tuple[Decision, Any]]) -> Any:
     """Let `decide` say what becomes of an entry, and return what it replies; what it raises changes nothing.
 
     It gets the value and the metadata, or ENOVAL and those of a new entry, and may be called more than once.
@@ -384,7 +413,7 @@ def _change(client: Connection, name: bytes, decide: Callable[[Any, Metadata], t
     return reply
 
 
-def _admitted(client: Connection, value: bytes) -> bytes:
+def _admitted(client: Client, value: bytes) -> bytes:
     """Return a value that may be stored; a large one is not written on an event loop."""
     if len(value) > SMALL:
         may_block()
@@ -394,30 +423,36 @@ def _admitted(client: Connection, value: bytes) -> bytes:
 
 
 @command("get", 2, ONE)
-def _get(client: Connection, words: Words) -> Any:
+def _get(client: Client, words: Words) -> Any:
     value = client.cache.get(key_of(words[1]), ENOVAL)
     return value if type(value) is bytes else _seen(value)
 
 
 @command("mget", -2, ALL)
-def _mget(client: Connection, words: Words) -> Any:
+def _mget(client: Client, words: Words) -> Any:
     if len(words) > FEW:
         may_block()
-    keys = [key_of(name) for name in words[1:]]
-    found = client.cache.get_many(keys)
     replies: list[bytes | None] = []
-    for key in keys:
-        try:
-            replies.append(_seen(found.get(key, ENOVAL)))
-        except NotPlain:
-            replies.append(None)
+    room = client.access.limits.output  # which a few words could exceed by far, as they may name one key often
+    for at in range(1, len(words), FEW):
+        keys = [key_of(name) for name in words[at : at + FEW]]
+        found = client.cache.get_many(keys)
+        for key in keys:
+            try:
+                reply = _seen(found.get(key, ENOVAL))
+            except NotPlain:
+                reply = None
+            room -= len(reply or b"")
+            if room < 0:
+                raise Failed("ERR the values are too large for one reply: ask for fewer keys")
+            replies.append(reply)
     return replies
 
 
 command("strlen", 2, ONE)(lambda client, words: len(_get(client, words) or b""))
 
 
-def _moment(client: Connection, words: Words, unit: bytes, number: int) -> float:
+def _moment(client: Client, words: Words, unit: bytes, number: int) -> float:
     """Return when an entry is to expire; a unit that begins with P is of milliseconds, one that ends in AT absolute."""
     now = 0.0 if unit.endswith(b"AT") else client.cache._clock()
     scale = 1000 if unit.startswith(b"P") else 1
@@ -426,7 +461,7 @@ def _moment(client: Connection, words: Words, unit: bytes, number: int) -> float
     return now + number / scale
 
 
-def _lifetime(client: Connection, words: Words, options: Mapping[bytes, list[bytes]]) -> float | None:
+def _lifetime(client: Client, words: Words, options: Mapping[bytes, list[bytes]]) -> float | None:
     """Return for how many seconds an entry is to live, 0 if that has passed, None if the options do not say."""
     given = options.keys() & _LIFETIMES
     if len(given) > 1 or {b"NX", b"XX"} <= options.keys():
@@ -442,7 +477,7 @@ _SET: Final = {**dict.fromkeys(_UNITS, 1), b"NX": 0, b"XX": 0, b"KEEPTTL": 0, b"
 _GETEX: Final = {**dict.fromkeys(_UNITS, 1), b"PERSIST": 0}
 
 
-def _store(client: Connection, words: Words, tags: Sequence[str] | None = None) -> Any:
+def _store(client: Client, words: Words, tags: Sequence[str] | None = None) -> Any:
     cache, value = client.cache, _admitted(client, words[2])
     options = options_in(words[3:], _SET) if len(words) > 3 else {}
     lifetime = _lifetime(client, words, options) if options else None
@@ -471,7 +506,7 @@ _writes("getset", 3)(lambda client, words: _store(client, [*words, b"GET"]))
 
 
 @_writes("dl.set", -3)
-def _dl_set(client: Connection, words: Words) -> Any:
+def _dl_set(client: Client, words: Words) -> Any:
     end = next((at for at in range(3, len(words)) if words[at].upper() == b"TAGS"), len(words))
     return _store(client, words[:end], _tags(words[end + 1 :]))
 
@@ -484,7 +519,7 @@ def _tags(words: Words) -> list[str]:
 
 
 @command("mset", -3, PAIRS, writes=True)
-def _mset(client: Connection, words: Words) -> Any:
+def _mset(client: Client, words: Words) -> Any:
     if len(words) % 2 == 0:
         raise _wrong_number("mset")
     cache, values = client.cache, words[2::2]
@@ -504,7 +539,7 @@ _writes("getdel", 2)(lambda client, words: _change(client, words[1], lambda curr
 
 
 @_writes("getex", -2)
-def _getex(client: Connection, words: Words) -> Any:
+def _getex(client: Client, words: Words) -> Any:
     options, rows = options_in(words[2:], _GETEX), client.cache._rows
     expiry = rows.expiry(_lifetime(client, words, options))
 
@@ -516,7 +551,7 @@ def _getex(client: Connection, words: Words) -> Any:
 
 
 @_writes("append", 3)
-def _append(client: Connection, words: Words) -> Any:
+def _append(client: Client, words: Words) -> Any:
     def decide(current: Any, metadata: Metadata) -> tuple[Decision, Any]:
         value = _admitted(client, (_seen(current) or b"") + words[2])
         return (value, metadata), len(value)
@@ -529,7 +564,7 @@ def _append(client: Connection, words: Words) -> Any:
 
 @_writes("incr decr", 2)
 @_writes("incrby decrby", 3)
-def _incr(client: Connection, words: Words) -> Any:
+def _incr(client: Client, words: Words) -> Any:
     delta = integer(words[2]) if len(words) > 2 else 1
     if words[0][:1] in b"Dd":
         if delta < -LARGEST:
@@ -550,7 +585,7 @@ def _integer_in(value: Any) -> int:
 
 
 @_writes("incrbyfloat", 3)
-def _incrbyfloat(client: Connection, words: Words) -> Any:
+def _incrbyfloat(client: Client, words: Words) -> Any:
     delta = _decimal(words[2])
 
     def decide(current: Any, metadata: Metadata) -> tuple[Decision, Any]:
@@ -578,7 +613,7 @@ def _finite(number: float) -> float:
 
 
 @command("exists", -2, ALL)
-def _exists(client: Connection, words: Words) -> Any:
+def _exists(client: Client, words: Words) -> Any:
     if len(words) > FEW:
         may_block()
     return sum(key_of(name) in client.cache for name in words[1:])
@@ -588,33 +623,38 @@ command("type", 2, ONE)(lambda client, words: Simple(b"string" if key_of(words[1
 
 
 @command("del unlink", -2, ALL, writes=True)
-def _del(client: Connection, words: Words) -> Any:
+def _del(client: Client, words: Words) -> Any:
     if len(words) == 2:
         return client.cache.delete(key_of(words[1]))
     may_block()  # which tells how many there were only once
     return client.cache.delete_many([key_of(name) for name in words[1:]])
 
 
-def _metadata(client: Connection, name: bytes) -> Metadata | None:
-    """Return the metadata of a live entry; that is no use of it, and its value is not read."""
-    key, rows = key_of(name), client.cache._rows
+def _metadata(client: Client, name: bytes) -> Metadata | None:
+    """Return the metadata of an entry, None if it is missing or has expired; that is no use of it."""
+    record = _record(client, key_of(name))
+    return None if record is None or not client.cache._rows.is_live(record) else record.metadata
+
+
+def _record(client: Client, key: str | bytes) -> Record | None:
+    """Return what is stored of an entry, be it expired; its value is not read."""
+    rows = client.cache._rows
     stored_key, home, store = location = rows.locate(key)
-    record = rows.verified(key, location, store.read(home, stored_key))
-    return None if record is None or not rows.is_live(record) else record.metadata
+    return rows.verified(key, location, store.read(home, stored_key))
 
 
-def _note_expiry(client: Connection, names: Words) -> None:
+def _note_expiry(client: Client, names: Words) -> None:
     """Tell the tracking when what was read expires: nothing else changes then."""
     for name in names:
         entry = client.cache._hot.probe(key_of(name))
-        metadata = entry or _metadata(client, name)
-        expire = metadata.expire if isinstance(metadata, Metadata) else metadata and metadata[3]
+        record = None if entry else _record(client, key_of(name))  # which may have expired since it was read
+        expire = entry[3] if entry else record and record.metadata.expire
         if expire is not None:
-            client.door.tracking.note_expiry(name, expire)
+            client.tracking.note_expiry(name, expire)
 
 
 @command("ttl pttl expiretime pexpiretime", 2, ONE)
-def _ttl(client: Connection, words: Words) -> Any:
+def _ttl(client: Client, words: Words) -> Any:
     name = words[0].upper()
     metadata = _metadata(client, words[1])
     if metadata is None or metadata.expire is None:
@@ -632,7 +672,7 @@ _CONDITIONS: Final[dict[bytes, Callable[[float, float], bool]]] = {  # of the ex
 
 
 @_writes("expire pexpire expireat pexpireat", -3)
-def _expire(client: Connection, words: Words) -> Any:
+def _expire(client: Client, words: Words) -> Any:
     conditions = options_in(words[3:], dict.fromkeys(_CONDITIONS, 0), "ERR Unsupported option {}")
     if b"NX" in conditions and len(conditions) > 1:
         raise Failed("ERR NX and XX, GT or LT options at the same time are not compatible")
@@ -644,7 +684,7 @@ def _expire(client: Connection, words: Words) -> Any:
 _writes("persist", 2)(lambda client, words: _retime(client, words[1], math.inf, (b"XX",)))
 
 
-def _retime(client: Connection, name: bytes, after: float, conditions: Iterable[bytes]) -> Any:
+def _retime(client: Client, name: bytes, after: float, conditions: Iterable[bytes]) -> Any:
     """Let an entry expire at another moment, if that and the one before meet all conditions."""
 
     def changed(old: Metadata) -> Metadata | None:
@@ -661,17 +701,21 @@ def _retime(client: Connection, name: bytes, after: float, conditions: Iterable[
     return _change(client, name, decide)
 
 
-def _matching(keys: Iterable[Any], glob: bytes) -> list[bytes]:
-    """Return the names of those keys that clients can name, and that match a glob, byte by byte."""
-    names = [name for name in map(name_of, keys) if name is not None]
-    if glob == b"*":
-        return names
-    pattern = pattern_of(glob.decode("latin-1"))
-    return [name for name in names if pattern.match(name.decode("latin-1"))]
+def _filter(glob: bytes) -> Callable[[Iterable[Any]], list[bytes]]:
+    """Return what tells the names of those keys that clients can name, and that match a glob, byte by byte."""
+    if len(glob) > LINE:
+        raise Failed("ERR the pattern is too long")
+    pattern = None if glob == b"*" else pattern_of(glob.decode("latin-1"))
+
+    def matching(keys: Iterable[Any]) -> list[bytes]:
+        names = [name for name in map(name_of, keys) if name is not None]
+        return names if pattern is None else [name for name in names if pattern.match(name.decode("latin-1"))]
+
+    return matching
 
 
 @command("scan", -2)
-def _scan(client: Connection, words: Words) -> Any:
+def _scan(client: Client, words: Words) -> Any:
     cursor = int(words[1]) if re.fullmatch(rb"[0-9]{1,20}", words[1]) else 1 << 64
     if cursor >= 1 << 64:
         raise Failed("ERR invalid cursor")
@@ -682,18 +726,18 @@ def _scan(client: Connection, words: Words) -> Any:
     may_block()
     keys, after = client.cache._page(min(cursor, LARGEST) - 1, min(count, client.access.limits.arguments))
     is_wanted = options.get(b"TYPE", [b"string"])[-1].lower() == b"string"
-    glob = options.get(b"MATCH", [b"*"])[-1]
-    return [str(0 if after is None else after + 1), _matching(keys if is_wanted else (), glob)]
+    matching = _filter(options.get(b"MATCH", [b"*"])[-1])
+    return [str(0 if after is None else after + 1), matching(keys if is_wanted else ())]
 
 
 @command("keys", 2)
-def _keys(client: Connection, words: Words) -> Any:
+def _keys(client: Client, words: Words) -> Any:
     may_block()
-    found: list[bytes] = []
+    matching, found = _filter(words[1]), list[bytes]()
     after: int | None = -1
     while after is not None:
         keys, after = client.cache._page(after, 1000)
-        found += _matching(keys, words[1])
+        found += matching(keys)
     return found
 
 
@@ -701,13 +745,13 @@ def _keys(client: Connection, words: Words) -> Any:
 
 
 @command("dl.tags", 2, ONE)
-def _dl_tags(client: Connection, words: Words) -> Any:
+def _dl_tags(client: Client, words: Words) -> Any:
     metadata = _metadata(client, words[1])
     return None if metadata is None else [content_of(tag).data for tag in tags_of(metadata.tags)]
 
 
 @command("dl.evict", -3, writes=True)
-def _dl_evict(client: Connection, words: Words) -> Any:
+def _dl_evict(client: Client, words: Words) -> Any:
     match = words[1].upper()
     if match not in (b"ANY", b"ALL"):
         raise Failed(SYNTAX)

@@ -16,7 +16,7 @@ from typing import Final, cast
 from ..cache import Cache
 from ..system.blocking import WouldBlock
 from .access import Access
-from .commands import carry_out, is_write
+from .commands import Client, carry_out, is_write
 from .resp import Failed, NotRedis, Parser, encode
 from .tracking import Tracking
 
@@ -64,21 +64,16 @@ class RespDoor:
 _numbers: Final = itertools.count(1)
 
 
-class Connection(asyncio.Protocol):
+class Connection(Client, asyncio.Protocol):
     """One client."""
 
     _transport: asyncio.Transport
     _timer: asyncio.TimerHandle
 
     def __init__(self, door: RespDoor) -> None:
+        super().__init__(door.cache, door.access, door.tracking, door.clients)
         self.door = door
-        self.cache: Cache = door.cache
-        self.access = door.access
-        self.number: int = os.getpid() << 32 | next(_numbers)  # which differ between the workers of a server
-        self.peer: object = None
-        self.libraries: dict[str, str] = {}
-        self.ends = False  # once it has said so, or nobody is there
-        self.start_over()
+        self.number = os.getpid() << 32 | next(_numbers)  # workers of a server have different ones
         self._loop = asyncio.get_running_loop()
         self._parser = Parser(0, 0)
         self._commands: deque[list[bytes]] = deque()  # that were taken from the parser,
@@ -88,13 +83,6 @@ class Connection(asyncio.Protocol):
         self._stuck: int | None = None  # bytes that the client had got at the last look, if others waited for it
         self._is_full = False  # whether the client has to read first
         self._is_finishing = False
-
-    def start_over(self) -> None:
-        """Be as after connecting."""
-        self.version = 2
-        self.name = b""
-        self.is_admitted = self.access.is_open
-        self.is_tracking = False
 
     # -- what the loop calls ------------------------------------------------------------------------------------------
 
@@ -117,7 +105,7 @@ class Connection(asyncio.Protocol):
         self.ends = True
         self._commands.clear()
         self._parser.close()
-        self.door.tracking.stop(self)
+        self.tracking.stop(self)
         self._timer.cancel()
         self.door.clients.discard(self)
         self._leave_if_idle()
@@ -173,22 +161,41 @@ class Connection(asyncio.Protocol):
         self._is_dry = len(self._commands) < most
 
     async def _work_in_thread(self, replies: list[bytes]) -> None:
-        threads = self.door.threads
         try:
-            if not any(map(is_write, self._commands)):
-                await threads.call(partial(self._carry_out, replies), False)
+            if not is_write(self._commands[0]):
+                await self.door.threads.call(partial(self._carry_out, replies, False), False)
+            elif await self._has_turn():
+                try:
+                    await self._write_in_turn(replies)
+                finally:
+                    self.door.writing.release()
             else:
-                async with self.door.writing:
-                    await threads.attempt(partial(self._carry_out, replies))
+                self._commands.popleft()
+                replies.append(encode(Failed("ERR Timeout: other clients wait for the write lock, too"), self.version))
         finally:
             self._task = None
             self._leave_if_idle()
         if not self._transport.is_closing():
             self._answer(replies)
 
-    def _carry_out(self, replies: list[bytes]) -> None:
+    async def _has_turn(self) -> bool:
+        """Wait for the turn to wait for the write lock; false if that alone takes as long as the cache lets it."""
+        try:
+            return await asyncio.wait_for(self.door.writing.acquire(), self.cache.timeout)
+        except TimeoutError:
+            return False
+
+    async def _write_in_turn(self, replies: list[bytes]) -> None:
+        try:
+            self._carry_out(replies)
+        except WouldBlock:
+            if is_write(self._commands[0]):  # else it can wait until the others have had their turn
+                await self.door.threads.call(partial(self._carry_out, replies, True))
+
+    def _carry_out(self, replies: list[bytes], writes: bool | None = None) -> None:
+        """Carry out what has arrived, up to the first command that is a write, or is none, if `writes` says so."""
         commands, size = self._commands, 0
-        while commands and size < ENOUGH and not self.ends:
+        while commands and size < ENOUGH and not self.ends and writes in (None, is_write(commands[0])):
             reply = carry_out(self, commands[0])
             commands.popleft()
             replies.append(reply)
@@ -198,9 +205,9 @@ class Connection(asyncio.Protocol):
         """Write replies, and go on with what is left."""
         if replies:
             if self.is_tracking:  # in one piece, so that a client which has read its reply has read this, too
-                replies.append(self.door.tracking.message(self))
+                replies.append(self.tracking.message(self))
             self._write(b"".join(replies))
-            self.door.tracking.deliver()
+            self.tracking.deliver()
         transport, is_done = self._transport, self._is_dry and not self._commands
         if self.ends or (is_done and self._is_finishing):
             transport.close()
@@ -228,8 +235,12 @@ class Connection(asyncio.Protocol):
         if self._task is not None:
             self._task.cancel()
 
+    def is_busy(self) -> bool:
+        """Tell whether a thread carries out commands, whose replies are written later."""
+        return self._task is not None
+
     def push(self, message: bytes) -> None:
-        """Send what the client has not asked for just now; one that does not read is dropped."""
+        """Send a message that answers no command; a client that does not read is dropped."""
         if not self._transport.is_closing():
             self._write(message)
             if self._transport.get_write_buffer_size() > self.access.limits.output:

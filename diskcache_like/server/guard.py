@@ -78,8 +78,9 @@ class Guard:
         # The path as it was sent, since an encoded slash or line feed is part of a key. HEAD is GET to the application:
         # a server sends no body in answer to it.
         sent = scope.get("raw_path") or quote(scope["path"]).encode()
-        method = "GET" if scope["method"] == "HEAD" else scope["method"]
-        asked = {**scope, "path": sent.decode("latin-1"), "method": method}
+        is_head = scope["method"] == "HEAD"
+        asked = {**scope, "path": sent.decode("latin-1"), "method": "GET" if is_head else scope["method"]}
+        asked["is_head"] = is_head
         try:
             asked["is_admitted"] = self._admitted(asked)
             await self._app(asked, self._limited(receive), safely)

@@ -333,13 +333,14 @@ class Door:
         text, media_type = await self._call(partial(exposition, self._cache), False)
         return Response(text, media_type=media_type)
 
-    async def events(self) -> Response:
+    async def events(self, request: Request) -> Response:
         """Return a stream of server-sent events: each second, what was counted since the last one."""
-        return StreamingResponse(self._events(), headers={"Cache-Control": "no-store"}, media_type="text/event-stream")
+        events = self._events(request.scope["is_head"])
+        return StreamingResponse(events, headers={"Cache-Control": "no-store"}, media_type="text/event-stream")
 
-    async def _events(self) -> AsyncIterator[str]:
+    async def _events(self, is_head: bool) -> AsyncIterator[str]:
         last, before = time.monotonic(), await self._cached.metrics()
-        while not self.stopping.is_set():
+        while not (is_head or self.stopping.is_set()):
             now, found = time.monotonic(), await self._cached.metrics()
             told = {"seconds": now - last, **inspection.activity(found.since(before))}
             yield f"data: {json.dumps(told, allow_nan=False)}\n\n"

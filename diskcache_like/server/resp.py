@@ -30,7 +30,7 @@ class ProtocolError(Exception):
 
 
 class NotRedis(ProtocolError):
-    """The client speaks HTTP: it may be a browser, whose page somebody else has written."""
+    """The client speaks HTTP or TLS: it may be a browser, whose page somebody else has written."""
 
 
 class Parser:
@@ -150,6 +150,8 @@ def _length(header: bytes, kind: bytes, most: int) -> int:
 
 def _inline(line: bytes) -> list[bytes]:
     """Return the words of a line."""
+    if line[:1] < b" " and not line[:1].isspace() and line:  # as TLS begins
+        raise NotRedis
     words = _quoted(line) if b'"' in line or b"'" in line else line.split()
     if words and (words[0].upper() in (b"POST", b"HOST:") or words[-1].startswith(b"HTTP/")):
         raise NotRedis

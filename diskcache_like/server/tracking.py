@@ -24,7 +24,7 @@ import logging
 import math
 import threading
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ..cache import Cache
 from ..coherence.generations import Header, Words
@@ -36,14 +36,26 @@ from ..system.signals import reraise_signal
 from .resp import Failed, Push, encode
 from .values import key_of, name_of
 
-if TYPE_CHECKING:
-    from .connection import Connection
-
 PERIOD: Final = 0.02  # seconds between looks
 SHARE: Final = 10  # of the time that goes by, looks take one part of so many
 MOST: Final = 1_000_000  # keys that are remembered, each once for each client that has read it
 MANY: Final = 1 << 30
 _log: Final = logging.getLogger(__name__)
+
+
+class Listener:
+    """A client that can be told; `is_tracking` is true while it is."""
+
+    number: int  # which no other client of the server has
+    is_tracking: bool
+
+    def is_busy(self) -> bool:
+        """Tell whether replies are still to be written to commands that were carried out, or are being so."""
+        raise NotImplementedError
+
+    def push(self, message: bytes) -> None:
+        """Send a message that answers no command."""
+        raise NotImplementedError
 
 
 class _Watch:
@@ -85,15 +97,15 @@ class Tracking:
         self._cache = cache
         self._lock = threading.Lock()
         # By number of the client: those that are told, and the prefixes of those that broadcasts go to.
-        self._modes: dict[int, tuple[Connection, list[bytes] | None]] = {}
-        self._pending: dict[Connection, set[bytes] | None] = {}  # None for all keys
+        self._modes: dict[int, tuple[Listener, list[bytes] | None]] = {}
+        self._pending: dict[Listener, set[bytes] | None] = {}  # None for all keys
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[None] | None = None
         self._forget_all()
 
     # -- who is told --------------------------------------------------------------------------------------------------
 
-    def start(self, client: Connection, prefixes: list[bytes] | None) -> None:
+    def start(self, client: Listener, prefixes: list[bytes] | None) -> None:
         """Tell a client of keys with these prefixes from now on, or of those that it reads."""
         if self._cache._tier is not None:
             raise Failed("ERR a cache whose entries several machines share cannot be tracked")
@@ -108,7 +120,7 @@ class Tracking:
         client.is_tracking = True
         self._loop.call_soon_threadsafe(self._begin)
 
-    def stop(self, client: Connection) -> None:
+    def stop(self, client: Listener) -> None:
         """Tell a client nothing any more."""
         with self._lock:
             client.is_tracking = False
@@ -117,7 +129,7 @@ class Tracking:
             if not self._modes:
                 self._forget_all()
 
-    def _broadcasts(self) -> list[tuple[Connection, tuple[bytes, ...]]]:
+    def _broadcasts(self) -> list[tuple[Listener, tuple[bytes, ...]]]:
         """Return who is told of all keys with which prefixes."""
         return [(client, tuple(prefixes)) for client, prefixes in self._modes.values() if prefixes is not None]
 
@@ -128,7 +140,7 @@ class Tracking:
 
     # -- what was read ------------------------------------------------------------------------------------------------
 
-    def watch(self, client: Connection, names: Iterable[bytes]) -> None:
+    def watch(self, client: Listener, names: Iterable[bytes]) -> None:
         """Note what a client is about to read."""
         mode = self._modes.get(client.number)
         if mode is None or mode[1] is not None:  # it has left, or is told of all keys with a prefix
@@ -241,7 +253,7 @@ class Tracking:
         for client, prefixes in self._broadcasts():
             self._tell(client, names and [name for name in names if name.startswith(prefixes)])
 
-    def _tell(self, client: Connection, names: Iterable[bytes] | None) -> None:
+    def _tell(self, client: Listener, names: Iterable[bytes] | None) -> None:
         """Note what a client is to be told; None for all keys."""
         if names is None:
             self._pending[client] = None
@@ -260,20 +272,25 @@ class Tracking:
 
     # -- telling ------------------------------------------------------------------------------------------------------
 
-    def message(self, client: Connection) -> bytes:
+    def message(self, client: Listener) -> bytes:
         """Return what a client is to be told, for the end of its replies; nothing if there is nothing."""
         with self._lock:
             names = self._pending.pop(client, ())
         return b"" if names == () else _invalidation(names)
 
     def deliver(self) -> None:
-        """Send what clients are to be told; on the loop, between replies."""
+        """Send what clients are to be told; on the loop, between replies.
+
+        A busy client gets its message behind its replies: one of them may hold what a key was before.
+        """
         if not self._pending:
             return
         with self._lock:
-            pending, self._pending = self._pending, {}
-        for client, names in pending.items():
-            client.push(_invalidation(names))
+            waiting = [client for client in self._pending if not client.is_busy()]
+        for client in waiting:
+            message = self.message(client)
+            if message:
+                client.push(message)
 
     def _begin(self) -> None:
         if self._task is None and self._modes:
