@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 from collections import deque
 from functools import partial
@@ -38,14 +39,22 @@ class RespDoor:
         self.threads = cache._handle.threads  # from here on, what would block the loop raises WouldBlock
         self.tracking = Tracking(cache)
         self.is_ending = False
-        # Clients take turns to wait for the write lock: once one has it, the others mostly need no thread any more.
-        self.writing = asyncio.Lock()
+        # One client at a time has a thread wait for the write lock: once it had that, the others mostly need no thread.
+        self.is_writing = False
+        self.waiting: list[Connection] = []  # for their turn
         self.is_empty = asyncio.Event()
         self.is_empty.set()
 
     def protocol(self) -> Connection:
         """Return what serves one connection."""
         return Connection(self)
+
+    def next_turn(self) -> None:
+        """Let the clients that wait for their turn to write go on; those behind one that needs a thread wait again."""
+        self.is_writing = False
+        waiting, self.waiting = self.waiting, []
+        for client in waiting:
+            client.go_on()
 
     async def stop(self, grace: float) -> None:
         """Answer the commands that have arrived and close the connections; drop what is left after `grace` seconds."""
@@ -79,6 +88,8 @@ class Connection(Client, asyncio.Protocol):
         self._commands: deque[list[bytes]] = deque()  # that were taken from the parser,
         self._is_dry = True  # which has no more,
         self._task: asyncio.Task[None] | None = None  # and are carried out by a thread meanwhile
+        self._waits = False  # for its turn to write,
+        self._patience = math.inf  # which is to come before this moment
         self._written = 0  # bytes, at all
         self._stuck: int | None = None  # bytes that the client had got at the last look, if others waited for it
         self._is_full = False  # whether the client has to read first
@@ -135,21 +146,44 @@ class Connection(Client, asyncio.Protocol):
 
     def _work(self) -> None:
         """Carry out what has arrived, and write the replies, until something has to be waited for."""
-        if self._task is not None or self._is_full or self.ends:
+        if self._task is not None or self._waits or self._is_full or self.ends:
             return
         replies: list[bytes] = []
-        commands = self._commands
+        door, commands = self.door, self._commands
         if not commands:
             self._take()
         try:
-            if commands and self.door.writing.locked() and is_write(commands[0]):
+            if door.is_writing and commands and is_write(commands[0]):
                 raise WouldBlock
             self._carry_out(replies)
         except WouldBlock:
-            self._task = self._loop.create_task(self._work_in_thread(replies))
             self._transport.pause_reading()
+            writes = is_write(commands[0])
+            if writes and door.is_writing:
+                self._wait_for_turn(replies)
+            else:
+                door.is_writing |= writes
+                self._task = self._loop.create_task(self._work_in_thread(replies, writes))
         else:
             self._answer(replies)
+
+    def _wait_for_turn(self, replies: list[bytes]) -> None:
+        """Wait until the thread of another client is done; answer a timeout if that takes as long as one may wait."""
+        now, timeout = self._loop.time(), self.cache.timeout
+        if not replies and now < self._patience:
+            self._waits = True
+            self._patience = min(self._patience, now + timeout)
+            self.door.waiting.append(self)
+            return
+        if not replies:
+            self._commands.popleft()
+            replies.append(encode(Failed(f"ERR Timeout: others held the write lock for {timeout} s"), self.version))
+        self._answer(replies)
+
+    def go_on(self) -> None:
+        """Go on after waiting for the turn to write."""
+        self._waits = False
+        self._work()
 
     def _take(self) -> None:
         limits, most = self.access.limits, BATCH
@@ -160,37 +194,16 @@ class Connection(Client, asyncio.Protocol):
         self._commands.extend(self._parser.take(most))
         self._is_dry = len(self._commands) < most
 
-    async def _work_in_thread(self, replies: list[bytes]) -> None:
+    async def _work_in_thread(self, replies: list[bytes], writes: bool) -> None:
         try:
-            if not is_write(self._commands[0]):
-                await self.door.threads.call(partial(self._carry_out, replies, False), False)
-            elif await self._has_turn():
-                try:
-                    await self._write_in_turn(replies)
-                finally:
-                    self.door.writing.release()
-            else:
-                self._commands.popleft()
-                replies.append(encode(Failed("ERR Timeout: other clients wait for the write lock, too"), self.version))
+            await self.door.threads.call(partial(self._carry_out, replies, writes), writes)
         finally:
             self._task = None
             self._leave_if_idle()
+            if writes:
+                self._loop.call_soon(self.door.next_turn)
         if not self._transport.is_closing():
             self._answer(replies)
-
-    async def _has_turn(self) -> bool:
-        """Wait for the turn to wait for the write lock; false if that alone takes as long as the cache lets it."""
-        try:
-            return await asyncio.wait_for(self.door.writing.acquire(), self.cache.timeout)
-        except TimeoutError:
-            return False
-
-    async def _write_in_turn(self, replies: list[bytes]) -> None:
-        try:
-            self._carry_out(replies)
-        except WouldBlock:
-            if is_write(self._commands[0]):  # else it can wait until the others have had their turn
-                await self.door.threads.call(partial(self._carry_out, replies, True))
 
     def _carry_out(self, replies: list[bytes], writes: bool | None = None) -> None:
         """Carry out what has arrived, up to the first command that is a write, or is none, if `writes` says so."""
@@ -204,6 +217,7 @@ class Connection(Client, asyncio.Protocol):
     def _answer(self, replies: list[bytes]) -> None:
         """Write replies, and go on with what is left."""
         if replies:
+            self._patience = math.inf
             if self.is_tracking:  # in one piece, so that a client which has read its reply has read this, too
                 replies.append(self.tracking.message(self))
             self._write(b"".join(replies))
