@@ -38,7 +38,8 @@ from .values import key_of, name_of
 
 PERIOD: Final = 0.02  # seconds between looks
 SHARE: Final = 10  # of the time that goes by, looks take one part of so many
-MOST: Final = 1_000_000  # keys that are remembered, each once for each client that has read it
+MOST: Final = 1_000_000  # keys that are remembered, each once for each client that has read it, and
+LONG: Final = 256  # bytes of a key that count as one more
 MANY: Final = 1 << 30
 _log: Final = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class Tracking:
     def _forget_all(self) -> None:
         """Keep nothing, mapped files included."""
         self._shards = {store: _Shard() for store in self._cache._shards.stores}
-        self._watches, self._soonest = 0, math.inf  # how many; and when the first of these entries expires
+        self._watches, self._soonest = 0, math.inf  # as MOST counts; and when the first of these entries expires
 
     # -- what was read ------------------------------------------------------------------------------------------------
 
@@ -152,7 +153,7 @@ class Tracking:
             with self._lock:
                 watch = self._shards[store].watched.setdefault(slot, _Watch(stamp))
                 readers = watch.readers.setdefault(name, set())
-                self._watches += client.number not in readers
+                self._watches += 0 if client.number in readers else _weight(name)
                 readers.add(client.number)
         if self._watches > MOST:
             with self._lock:
@@ -215,7 +216,7 @@ class Tracking:
                 continue
             del seen.watched[number]
             for name, readers in watch.readers.items():
-                self._watches -= len(readers)
+                self._watches -= len(readers) * _weight(name)
                 for number in readers & self._modes.keys():
                     self._tell(self._modes[number][0], (name,))
 
@@ -317,6 +318,10 @@ class Tracking:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
+
+
+def _weight(name: bytes) -> int:
+    return 1 + len(name) // LONG
 
 
 def _invalidation(names: Collection[bytes] | None) -> bytes:
