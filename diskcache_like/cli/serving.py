@@ -58,13 +58,15 @@ def serve(options: argparse.Namespace) -> int:
         if not address.is_local and not (options.password_file and options.certificate):
             raise SettingError(f"--{name} {address}: other machines reach it; give --password-file and --certificate")
     password = sockets.password_in(options.password_file) if options.password_file else None
+    open_cache = partial(opened, options, options.directory, partial(Cache, pickle="never", timeout=TIMEOUT))
+    open_cache().close()  # makes it, the directory of the usual socket included, or raises what is wrong with it
     mode = GROUP if is_shared(options, options.directory) else PRIVATE
     places = dict[str, sockets.Place]()
     try:
         for name, address in asked.items():
             places[name] = sockets.Place(address, mode)
         service = workers.Service(
-            partial(opened, options, options.directory, partial(Cache, pickle="never", timeout=TIMEOUT)),
+            open_cache,
             Access(password),
             places.get("resp"),
             places.get("http"),

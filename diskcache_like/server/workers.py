@@ -56,7 +56,6 @@ def serve(service: Service, workers: int, ready: Callable[[], object]) -> None:
     Raises CacheError if a worker cannot begin.
     """
     _allow_many_files()
-    service.opened().close()  # raises what is wrong with the directory, before there are processes
     stops = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]  # nohup ignores one
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {*stops, signal.SIGCHLD})
     crew: list[Worker] = []

@@ -103,6 +103,11 @@ def test_what_is_no_certificate_is_named(directory: Path, tmp_path: Path, argume
         assert str(named) in said or "--certificate" in said
 
 
+def test_it_makes_the_directories_that_are_missing(tmp_path: Path) -> None:
+    with serving(tmp_path / "missing" / "shop", "--workers", "1") as server, server.client() as client:
+        assert client.ping()
+
+
 def test_why_it_cannot_listen_is_told(tmp_path: Path) -> None:
     assert "too long" in refusal(tmp_path / ("x" * 120))
     assert os.strerror(errno.ENOENT) in refusal(tmp_path / "cache", "--resp", str(tmp_path / "missing" / "socket"))
