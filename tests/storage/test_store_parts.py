@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import threading
 from array import array
 from pathlib import Path
 from types import SimpleNamespace
@@ -273,6 +274,40 @@ def test_a_handler_that_interrupts_closing_does_not_wait_for_its_end(tmp_path: P
         ):
             cache.close()
         assert sum(found) == 20  # type: ignore[arg-type]
+
+
+def test_who_takes_the_lock_of_a_shard_that_another_thread_still_opens_gives_it_back(tmp_path: Path) -> None:
+    use, taken = OpenShard._use, list[bool]()
+
+    def used(shard: OpenShard, *found: Any) -> None:
+        writer = threading.Thread(target=lambda: taken.append(store.writer._transactions.acquire(0)))
+        writer.start()  # as one that looked just before the shard was closed
+        writer.join()
+        use(shard, *found)
+
+    with Cache(tmp_path) as cache, Cache(tmp_path, timeout=0) as other:
+        store = cache._shards.stores[0]
+        cache.close()
+        with mock.patch.object(OpenShard, "_use", used):
+            assert cache.set("key", 1)
+        assert taken == [False]
+        assert other.set("key", 2, expire=9)
+
+
+def test_who_finds_a_lock_closed_goes_on_though_the_shard_is_open_again_meanwhile(tmp_path: Path) -> None:
+    with Cache(tmp_path) as cache:
+        cache["key"] = 1
+        shard = cache._shards.stores[0].shard
+        closed, inherited = shard.lock, OpenShard.inherited
+        cache.close()
+
+        def late(shard: OpenShard) -> bool:
+            with mock.patch.object(OpenShard, "inherited", inherited):
+                shard.ready()  # by another thread
+            return inherited(shard)
+
+        with mock.patch.object(OpenShard, "inherited", late):
+            assert not shard.is_open_with(closed)
 
 
 def test_nothing_above_reaches_through_a_store_into_its_parts() -> None:

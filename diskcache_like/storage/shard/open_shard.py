@@ -258,8 +258,11 @@ class OpenShard(Limits):
             locks.close()
 
     def is_open_with(self, lock: WriteLock) -> bool:
-        """Tell whether the shard is open and `lock` its write lock; if not, another thread has closed it."""
-        return self.lock is lock and not self.inherited()
+        """Tell whether the shard is open and `lock` its write lock; if not, another thread has closed it.
+
+        In this order: a shard that is open again after `lock` was closed has got another one before.
+        """
+        return not self.inherited() and self.lock is lock
 
     def close(self) -> None:
         """Close everything, and release the write lock, which the caller holds."""

@@ -161,11 +161,16 @@ class Transactions:
             may_block()
 
     def acquire(self, timeout: float | None) -> bool:
-        """Acquire the lock of an open shard; return False if another thread has closed the shard just now."""
-        shard, lock = self.shard, self.shard.lock
+        """Acquire the lock of an open shard; return False if another thread closes it, or opens it again, just now.
+
+        Who opens a shard assigns its lock first and its token last, and who closes it holds the lock. So if the shard
+        is open once the lock is held, it stays so.
+        """
+        shard, lock, is_open = self.shard, self.shard.lock, False
         try:
             if lock.acquire(timeout):
                 shard.count("lock_waits")
+            is_open = token_word[0] == shard.token
         except DirectoryError:
             if shard.is_open_with(lock):
                 raise
@@ -175,7 +180,10 @@ class Transactions:
                 shard.count("lock_waits")
                 shard.count("timeouts")
             raise
-        return True
+        finally:
+            if not is_open:  # `end` releases only what is open
+                lock.release()
+        return is_open
 
     def _prepare(self, timeout: float | None, removes_expired: bool) -> None:
         """Do what is due before a write, under the lock."""
