@@ -71,6 +71,7 @@ class RowCodec:
         self._shards = handle.shards
         self._one = handle.shards.stores[0] if len(handle.shards.stores) == 1 else None
         self._sealer = handle.sealer
+        self._tells_keys = handle.sealer is None and handle.disk.own_keys  # whether a stored key has the key in it
         self.blind = None if handle.sealer is None else handle.sealer.blind_tag
         self._signs_all = handle.signs_all
         self._signs_pickles = handle.pickle_policy == "signed"
@@ -117,12 +118,17 @@ class RowCodec:
 
     def check_place(self, place: int, stored_key: bytes) -> None:
         """Raise DecodeError for a key that does not belong to its hash: one of the two was changed."""
-        if type(stored_key) is bytes and len(stored_key) <= _SHORT:  # what `key_hash` does, without the call
-            home = (_number(stored_key, "big") % self.modulus) << 2
-        else:
-            home = keys.key_hash(stored_key, self.modulus) if type(stored_key) is bytes else -1
+        home = keys.key_hash(stored_key, self.modulus) if type(stored_key) is bytes else -1
         if home != place & ~3:
             raise DecodeError("the key does not belong to its place")
+
+    def key_at(self, store: Store, place: int, stored_key: bytes, original: bytes | None) -> Any:
+        """Return the user's key of a row; raise DecodeError if it belongs elsewhere, or if it cannot be rebuilt."""
+        if self._tells_keys and original is None and type(stored_key) is bytes and len(stored_key) <= _SHORT:
+            if (_number(stored_key, "big") % self.modulus) << 2 == place & ~3:  # as below, without the calls
+                return keys.decode_key(stored_key)
+        self.check_place(place, stored_key)
+        return store.disk.user_key(stored_key, original)
 
     # -- values become rows ---------------------------------------------------------------------------------------
 

@@ -44,13 +44,11 @@ class Iteration(Tagging):
     def _iterate(self, reverse: bool) -> Iterator[Any]:
         stores = self._shards.stores
         scans = [(store, store.scan(reverse)) for store in (reversed(stores) if reverse else stores)]
-        check_place = self._rows.check_place
+        key_at = self._rows.key_at
         for store, scan in scans:
-            user_key = store.disk.user_key
             for place, stored_key, original in scan:
                 try:
-                    check_place(place, stored_key)
-                    key = user_key(stored_key, original)
+                    key = key_at(store, place, stored_key, original)
                 except DecodeError as error:
                     self._rows.report_corrupt(error, stored_key)
                     continue

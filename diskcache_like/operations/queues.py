@@ -269,8 +269,7 @@ class Queues(Parts):
             return found and (found[0], None)
         write, (place, stored_key, original, packed) = found[0], found[1]
         try:
-            self._rows.check_place(place, stored_key)
-            key = store.disk.user_key(stored_key, original)
+            key = self._rows.key_at(store, place, stored_key, original)
         except DecodeError:
             return None
         return None if is_flight(key) else (write, (key, place, stored_key, packed))
@@ -285,8 +284,7 @@ class Queues(Parts):
             place, stored_key, original, packed = found
             skip += 1
             with self._rows.reporting(stored_key):
-                self._rows.check_place(place, stored_key)
-                key = store.disk.user_key(stored_key, original)
+                key = self._rows.key_at(store, place, stored_key, original)
                 if is_flight(key):
                     continue
                 item = self._loader.candidate(stored_key, (stored_key, place, store), packed)
