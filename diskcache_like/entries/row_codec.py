@@ -124,9 +124,9 @@ class RowCodec:
 
     def key_at(self, store: Store, place: int, stored_key: bytes, original: bytes | None) -> Any:
         """Return the user's key of a row; raise DecodeError if it belongs elsewhere, or if it cannot be rebuilt."""
-        if self._tells_keys and original is None and type(stored_key) is bytes and len(stored_key) <= _SHORT:
-            if (_number(stored_key, "big") % self.modulus) << 2 == place & ~3:  # as below, without the calls
-                return keys.decode_key(stored_key)
+        is_usual = self._tells_keys and original is None and type(stored_key) is bytes and len(stored_key) <= _SHORT
+        if is_usual and (_number(stored_key, "big") % self.modulus) << 2 == place & ~3:  # as below, without the calls
+            return keys.decode_key(stored_key)
         self.check_place(place, stored_key)
         return store.disk.user_key(stored_key, original)
 
