@@ -23,10 +23,10 @@ from __future__ import annotations
 import struct
 from functools import lru_cache
 from typing import NamedTuple, Protocol
-from zlib import crc32
 
 from ..coherence import _native
 from ..errors import DecodeError, SignatureError
+from .checksum import crc32
 
 SIMPLE = 1
 SIMPLE_HEAD = b"\x01"

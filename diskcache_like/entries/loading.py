@@ -9,12 +9,12 @@ import math
 import random
 from enum import Enum
 from typing import Any, Final, Literal
-from zlib import crc32
 
 from ..coherence.generations import Words
 from ..disk.contract import NOT_KEPT, Constant
 from ..disk.value_files import Encoded
 from ..encoding import keys, values
+from ..encoding.checksum import crc32
 from ..encoding.record import (
     CRC_SIZE,
     MODE_RAW,

@@ -8,13 +8,13 @@ from enum import Enum
 from functools import partial
 from math import inf
 from typing import Any, Final, Literal
-from zlib import crc32
 
 from ..coherence.contexts import end
 from ..coherence.counts import DELETE, SET
 from ..coherence.generations import MAX_WORD, TICK_LIMIT, Header
 from ..coherence.ring import Written
 from ..encoding import file_names
+from ..encoding.checksum import crc32
 from ..encoding.record import RESIDUE
 from ..errors import CorruptDatabase, DiskFull, StorageError
 from ..system import paths
