@@ -24,7 +24,7 @@ from diskcache_like.errors import (
     UnreadableFileWarning,
     UnsafeDirectory,
 )
-from diskcache_like.storage import shards
+from diskcache_like.storage.opening import opener
 from tests.support.cache_kinds import Clock
 from tests.support.inspection import cache_descriptors, problems
 from tests.support.sample_writes import MISSING
@@ -429,7 +429,7 @@ def script(session: Session) -> None:
 @contextmanager
 def one_layout() -> Iterator[None]:
     """Give all caches one modulus, so that every run of the script makes the same calls."""
-    with mock.patch.object(shards, "new_modulus", return_value=MODULUS):
+    with mock.patch.object(opener, "new_modulus", return_value=MODULUS):
         yield
 
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from ..coherence.write_lock import WriteLock
 from ..disk.contract import Disk
-from ..encoding.keys import new_modulus
 from ..errors import CacheError, DirectoryError, SecretError, SettingError, too_few_descriptors
 from ..settings.definitions import DEFAULT_SETTINGS
 from .opening.directory import ensure_directory
@@ -103,7 +102,6 @@ class ShardSet:
             self._refuse_mismatch(known, asked)
         identity.update({name: known[name] for name in IDENTITY_DEFAULTS if name in known})
         _share_identity(identity, known)
-        identity.setdefault("modulus", new_modulus())
         identity["shards"] = layout
         if layout == 1:
             return [Store(self.directory, replace(self._config, claimed=self._refuse_other_layout))]
@@ -131,7 +129,7 @@ class ShardSet:
             if layout is None:
                 layout = wanted
                 ensure_directory(self._layout.path(0), self._config.shared, self._config.syncs)
-                identity = {**self._config.identity, "shards": wanted, "modulus": new_modulus()}
+                identity = {**self._config.identity, "shards": wanted}
                 # Not `close`: another process may have found the shard by now, and be busy with it.
                 Store(self._layout.path(0), replace(self._config, identity=identity)).close_soon()
             return layout

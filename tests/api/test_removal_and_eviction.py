@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache, DiskFull
-from diskcache_like.storage import shards
+from diskcache_like.storage.opening import opener
 from diskcache_like.storage.upkeep import bulk_removal, eviction
 from diskcache_like.storage.upkeep.removal import Remover
 from diskcache_like.storage.upkeep.trash import Trash
@@ -274,7 +274,7 @@ def crowd(open_cache: Opener, request: pytest.FixtureRequest, monkeypatch: pytes
 
     The hash is always the same one, so that no two of these keys share a mark at random.
     """
-    monkeypatch.setattr(shards, "new_modulus", lambda: 787300256890745729)
+    monkeypatch.setattr(opener, "new_modulus", lambda: 787300256890745729)
     cache = open_cache(size_limit=2_250_000, eviction_policy=request.node.callspec.params["policy"])
     other = open_cache(eviction_policy=request.node.callspec.params["policy"], size_limit=2_250_000)
     for number in range(20):

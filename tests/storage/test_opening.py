@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from diskcache_like import Cache
+from diskcache_like import Cache, FanoutCache
 from diskcache_like.coherence import write_lock
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.errors import CacheError, CorruptDatabaseWarning, DirectoryError, Timeout, TransactionError
+from diskcache_like.storage.opening import opener
 from diskcache_like.storage.opening.identity import LOCK
 from diskcache_like.storage.opening.mutex import holding, mutex, under_mutex
 from diskcache_like.storage.shard.open_shard import OpenShard
@@ -172,3 +173,15 @@ def test_a_warning_is_about_the_line_that_called(tmp_path: Path) -> None:
     with pytest.warns(CorruptDatabaseWarning) as said, Cache(tmp_path / "cache") as cache:
         cache["a"] = 1
     assert {warning.filename for warning in said} == {__file__}
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+def test_only_a_new_cache_chooses_a_modulus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shards: int) -> None:
+    def opened() -> FanoutCache:
+        return FanoutCache(tmp_path, shards=shards)
+
+    with opened() as cache:
+        cache["key"] = 1
+    monkeypatch.setattr(opener, "new_modulus", lambda: pytest.fail("this takes a millisecond"))
+    with opened() as cache:
+        assert cache["key"] == 1

@@ -16,7 +16,7 @@ from benchmarks.traces.policies import hit_ratio
 from diskcache_like import Cache, FanoutCache
 from diskcache_like.coherence.generations import FARTHEST, MAX_WORD, UNCOUNTED, Header
 from diskcache_like.settings.policies import RECENCY
-from diskcache_like.storage import shards
+from diskcache_like.storage.opening import opener
 from diskcache_like.storage.shard.limits import Limits
 from diskcache_like.storage.sqlite import statements as sql
 from diskcache_like.storage.sqlite.schema import MOVED_BACK
@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {"eviction_policy": "second-chance", "size_limit": LI
 @pytest.fixture(autouse=True)
 def _one_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the same keys share slots each time: a key may count as used because of another one in its slot."""
-    monkeypatch.setattr(shards, "new_modulus", lambda: 787300256890745729)
+    monkeypatch.setattr(opener, "new_modulus", lambda: 787300256890745729)
     monkeypatch.setattr(Limits, "control_bytes", 0)  # the limit is for entries alone
 
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ...coherence.generations import FARTHEST, UNCOUNTED, GenerationFile, Header
 from ...coherence.ring import LEAST_CAPACITY, Mark, Ring
+from ...encoding.keys import new_modulus
 from ...errors import CorruptDatabase
 from ...settings.definitions import DEFAULT_SETTINGS
 from ...system import paths
@@ -325,6 +326,7 @@ def _ensure_database(config: Config, path: str, settings: dict[str, Any], lost: 
         connection = _connect_or_prepare(path, settings, config)
         try:
             if schema.is_empty(connection):
+                config.identity.setdefault("modulus", new_modulus())  # now, since choosing it takes a millisecond
                 schema.create(
                     connection, {**storable(settings), **config.identity, **first_transaction(config.identity)}
                 )

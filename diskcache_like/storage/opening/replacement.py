@@ -17,6 +17,7 @@ from ...coherence.ring import LEAST_CAPACITY, LEAST_SLOTS, Mark, Ring
 from ...crypto.keyring import is_whole
 from ...disk.serializers import SERIALIZERS
 from ...encoding.compressors import COMPRESSORS
+from ...encoding.keys import new_modulus
 from ...errors import CacheError, CorruptDatabase, CorruptDatabaseWarning, ForeignDatabase, SettingError, StorageError
 from ...settings.definitions import DEFAULT_SETTINGS
 from ...system import paths
@@ -71,7 +72,11 @@ def _identity_of_next(directory: str, config: Config, generations: GenerationFil
     """
     low, high = MODULUS_RANGE
     modulus, fingerprint = generations.header[Header.MODULUS], generations.header[Header.FINGERPRINT]
-    identity = {**config.identity, **({"modulus": modulus} if low <= modulus <= high else {})}
+    identity = dict(config.identity)
+    if low <= modulus <= high:
+        identity["modulus"] = modulus
+    elif "modulus" not in identity:
+        identity["modulus"] = new_modulus()
     if not 0 < fingerprint < FINGERPRINTS:
         return identity
     for named in product(SERIALIZERS, COMPRESSORS):
