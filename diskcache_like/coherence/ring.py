@@ -68,6 +68,9 @@ class Word:
     CARRYING: Final = _native.CARRYING
 
 
+_new = tuple.__new__  # of a named tuple with all its fields: what its own does, in half the time
+
+
 class Written(NamedTuple):
     """One record: the newest write of a key."""
 
@@ -350,7 +353,7 @@ class Ring:
             return None
         if isinstance(found, bool):
             raise _damaged()
-        return Written._make(found)
+        return _new(Written, found)
 
 
 _NO_WORDS: Final = _native.Words(bytearray(PAGE), 0, PAGE // 8)

@@ -43,7 +43,7 @@ CRC_SIZE = 4
 TAG_SIZE = 16
 _FIELDS = struct.Struct("<BidQHH")
 _HEAD = struct.Struct("<BBidQHH")  # the same with the first byte
-_SMALLEST = _HEAD.size
+SMALLEST = _HEAD.size  # bytes of a full record before its tags
 _MOMENT = struct.Struct("<d")
 _MOMENT_AND_COST = struct.Struct("<dd")
 ETAG_LIMIT = 64  # bytes
@@ -188,7 +188,7 @@ def unpack(stored_key: bytes, packed: object, signer: Authenticator | None = Non
         if required:
             raise SignatureError("entry is not authenticated, but this cache requires it")
         return Record(MODE_RAW, packed[1:-4])
-    if packed[0] != FULL or len(packed) < _SMALLEST + 4:
+    if packed[0] != FULL or len(packed) < SMALLEST + 4:
         raise DecodeError(f"record starts with byte {packed[0]}, expected {SIMPLE} or {FULL}")
     signed = bool(packed[1] & SIGNED)
     _verify(stored_key, packed, signed, signer)
@@ -206,16 +206,11 @@ def plain_payload(packed: bytes) -> tuple[bytes | None, float | None]:
         layout, flags, mode, expire, size, tags_length, name_length = _HEAD.unpack_from(packed)
     except struct.error:
         return None, None
-    end = _SMALLEST + tags_length
+    end = SMALLEST + tags_length
     is_plain = layout == FULL and not flags & ~HAS_EXPIRE and mode == MODE_RAW and not size and not name_length
-    if not is_plain or end + 4 > len(packed) or (tags_length and not _are_tags(packed[_SMALLEST:end])):
+    if not is_plain or end + 4 > len(packed) or (tags_length and not _are_tags(packed[SMALLEST:end])):
         return None, None
     return packed[end:-4], expire if flags else None
-
-
-def plain_tags(packed: bytes) -> bytes:
-    """Return the tags of an intact record without more metadata than these and an expiry."""
-    return b"" if packed[0] == SIMPLE else packed[_SMALLEST : _SMALLEST + _HEAD.unpack_from(packed)[5]]
 
 
 def unpack_fields(fields: bytes, signed: bool) -> Record:
@@ -270,5 +265,5 @@ def _verify(stored_key: bytes, packed: bytes, signed: bool, signer: Authenticato
             raise DecodeError("record does not match its checksum")
     elif signer is None:
         raise SignatureError("entry is authenticated, but this handle has no secret")
-    elif len(packed) < _SMALLEST + TAG_SIZE or not signer.verify(packed[-TAG_SIZE:], stored_key, packed[:-TAG_SIZE]):
+    elif len(packed) < SMALLEST + TAG_SIZE or not signer.verify(packed[-TAG_SIZE:], stored_key, packed[:-TAG_SIZE]):
         raise SignatureError("entry was changed, or authenticated with a different secret")

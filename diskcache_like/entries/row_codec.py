@@ -240,7 +240,7 @@ class RowCodec:
         """Return, quickly, what `changed` does for an entry that has no more metadata than an expiry and tags."""
         expire, tags, *_ = metadata
         packed = pack_plain(stored_key, payload, expire, tags)
-        return Touch(packed, expire, None, tags_column(tags) if tags else None)
+        return _new(Touch, (packed, expire, None, tags_column(tags) if tags else None))
 
     def is_oversize(self, row: bytes | Row) -> bool:
         """Tell whether the value alone would exceed the size limit of its shard."""
@@ -433,7 +433,7 @@ def discard(store: EntryStore, encoded: Encoded) -> None:
 def with_expiry(metadata: Metadata, expiry: float | None) -> Metadata:
     """Return the metadata with another expiry; the time for which the entry is kept after it stays the same."""
     if metadata.retain_until is None:
-        return Metadata(expiry, *metadata[1:])
+        return _new(Metadata, (expiry, *metadata[1:]))
     retain_until = None
     if expiry is not None and metadata.expire is not None:
         retain_until = expiry + (metadata.retain_until - metadata.expire)

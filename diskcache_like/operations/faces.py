@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, NoReturn, ParamSpec
 from ..encoding.values import is_small
 from ..settings.definitions import DEFAULT_SETTINGS
 from ..settings.misuse import Spelled
+from ..system.blocking import WouldBlock
 from ..system.threads import OwnThread, Threads
 
 CALLS_ON_LOOPS = True  # for `may_block`
@@ -156,11 +157,14 @@ def writes(method: Method[S, P, T]) -> Awaited[P, T]:
     named = attrgetter(method.__name__)
 
     async def call(self: Face[Any], *args: Any, **kwargs: Any) -> Any:
-        function = partial(named(self._sync), *args, **kwargs)
-        threads = self._threads
-        if self._writes_slowly() or not (is_small(args) and is_small(kwargs)):
-            return await threads.call(function)
-        return await threads.attempt(function)
+        function, threads = named(self._sync), self._threads
+        is_quick = is_small(args) and (not kwargs or is_small(kwargs)) and not self._writes_slowly()
+        if is_quick and (not self._transactions or threads.transaction() is None):
+            try:
+                return function(*args, **kwargs)  # what `attempt` does, without a coroutine more
+            except WouldBlock:
+                pass
+        return await threads.call(partial(function, *args, **kwargs))
 
     awaited: Awaited[P, T] = called_as(method, call)
     return awaited

@@ -197,10 +197,9 @@ class Rows:
         expiries = [row[5] for row in full if row[5] == row[5]]
         if expiries:
             self._expires_at(min(expiries))
-        if self._expects_present and not full:
-            self._expects_present = execute_many(sql.UPDATE_RECORD, [row[:4] for row in rows]).rowcount == len(rows)
-            if self._expects_present:
-                return True
+        tries = self._expects_present
+        if tries and self._are_replaced(rows, full):
+            return True
         self._trash.expect()
         first = 0 if rows[0][4] is _ANY_NUMBER else min(row[4] for row in rows)
         before = self._count_from(first)  # mostly none: they are there if an earlier flush was not noted
@@ -210,8 +209,24 @@ class Rows:
         is_done = done == len(rows)
         added = self._count_from(first) - before
         self._invalidation.count(added)
-        self._expects_present = not added
+        self._expects_present = not (added or tries)
         return is_done
+
+    def _are_replaced(self, rows: Sequence[Small], full: Sequence[Small]) -> bool:
+        """Replace records and expiries of rows that most likely are there; return False if that is not all of them.
+
+        One that is not there, or differs in another column, stays as it is. `full`: those that are more than a record.
+        """
+        execute_many = self._connection.execute_many
+        if not full:
+            done = execute_many(sql.UPDATE_RECORD, [row[:4] for row in rows])
+        elif all(spelling != spelling and queue != queue for *_, spelling, queue, _ in full):  # NaN: it has neither
+            all_of = [(*row, *_NO_COLUMNS)[:_ALL] for row in rows]
+            parameters = [(row[0], row[1], row[5], row[6], row[2], row[3], row[7]) for row in all_of]
+            done = execute_many(sql.UPDATE_EXPIRING, parameters)
+        else:
+            return False
+        return done.rowcount == len(rows)
 
     def _count_from(self, number: int) -> int:
         """Return how many rows have this number or a higher one: no write of a row changes that of another."""

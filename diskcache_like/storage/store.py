@@ -118,10 +118,6 @@ class Store:
         """Return the bytes that the entries of this shard may use."""
         return self.shard.limit - self.shard.control_bytes
 
-    def contended(self) -> bool:
-        """Tell whether somebody had to wait for the write lock lately."""
-        return self.shard.lock.contended()
-
     @property
     def displaced(self) -> bool:
         """Tell whether any key lives beside its home place."""

@@ -19,6 +19,7 @@ import uvloop
 
 from diskcache_like import AsyncCache, AsyncFanoutCache, Cache, Deque, FanoutCache, Index, Timeout, aio
 from diskcache_like.coherence.generations import Header
+from diskcache_like.entries import handle
 from diskcache_like.entries.atomic_key import AtomicKey
 from diskcache_like.memoizing import computing, rules, steps
 from diskcache_like.memoizing.flights import Flight
@@ -264,8 +265,45 @@ def test_what_tests_await_like_a_cache_runs_on_loops_and_in_threads(
 def test_writes_that_are_synced_go_to_a_thread(tmp_path: Path, hops: list[object]) -> None:
     async def main() -> None:
         async with AsyncCache(tmp_path, durability="power") as face:
-            await face.set("k", 1)
-            assert len(hops) == 1
+            for number in range(2):  # the first one measures the volume, which takes a thread anyway
+                await face.set("k", number)
+                assert len(hops) == number + 1
+
+    run(main)
+
+
+def test_writes_go_to_a_thread_while_others_wait_for_a_lock_and_a_little_longer(
+    tmp_path: Path, hops: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handle, "LATELY", 1e6)
+    with FanoutCache(tmp_path, 2) as cache:
+        cache.set_many({key: 0 for key in range(10)})  # which measures the volumes
+        lock = cache._shards.stores[0].shard.lock
+
+        async def main() -> None:
+            await cache.aio.set("k", 1)
+            assert not hops
+            with monkeypatch.context() as patch:
+                patch.setattr(lock, "contended", lambda: True)
+                await cache.aio.set("k", 2)
+            await cache.aio.set("k", 3)
+            assert len(hops) == 2
+            cache._handle._contended_until -= 1e6
+            await cache.aio.set("k", 4)
+            assert len(hops) == 2
+
+        run(main)
+        assert cache["k"] == 4
+
+
+def test_a_write_within_a_transaction_of_the_task_is_part_of_it_even_if_it_may_not_wait(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with AsyncCache(tmp_path, timeout=0) as face:
+            with pytest.raises(KeyError):
+                async with face.transact():
+                    await face.set("k", 1)
+                    await face.getitem("missing")
+            assert await face.get("k") is None
 
     run(main)
 

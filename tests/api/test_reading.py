@@ -184,6 +184,21 @@ def test_get_many_finds_the_live_ones_among_many(cache: Cache, clock: Clock) -> 
         assert found == {key: int(key.split()[1]) for key in wanted}
 
 
+def test_get_many_finds_what_waits_in_a_write_buffer_and_what_does_not(cache: Cache) -> None:
+    cache.set_many({number: "old" for number in range(250)})
+    cache.flush()
+    cache[1], cache[249] = "new", ""
+    del cache[2]
+    expected = {0: "old", 1: "new", 3: "old", 249: ""}
+    for _ in range(2):
+        cache._hot.clear()
+        assert cache.get_many([249, 0, 2, 1, 3, 250]) == expected
+        with cache.transact():
+            cache._hot.clear()
+            assert cache.get_many([249, 0, 2, 1, 3, 250]) == expected
+        cache.flush()
+
+
 def test_get_entry_tells_all_about_an_entry(cache: Cache, clock: Clock) -> None:
     assert cache.get_entry("key") is None
     assert cache.get_entry("key", "default") == "default"

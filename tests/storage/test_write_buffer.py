@@ -1802,6 +1802,90 @@ def test_what_is_overwritten_after_an_interrupted_flush_is_not_counted_again(
     assert (len(cache), cache.check()) == (12, [])
 
 
+# -- rows that are there ----------------------------------------------------------------------------------------------
+
+
+def touch_all(cache: Cache, keys: int = 4) -> None:
+    """Give entries another expiry until the handle expects that rows are there."""
+    for _ in range(3):
+        for key in range(keys):
+            cache.set(key, key, expire=2000)
+            assert cache.touch(key, 1000)
+        cache.flush()
+
+
+def test_new_expiries_of_rows_that_are_there_are_written_without_the_columns_that_stay(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, used = WriterConnection.execute_many, list[str]()
+
+    def watched(self: WriterConnection, statement: str, rows: Any) -> Any:
+        used.append(statement)
+        return real(self, statement, rows)
+
+    touch_all(cache)
+    monkeypatch.setattr(WriterConnection, "execute_many", watched)
+    for key in range(4):
+        cache.touch(key, 3000)
+    cache.flush()
+    assert used == [statements.UPDATE_EXPIRING]
+    found = [cache.get(key, expire_time=True) for key in range(4)]
+    assert [value for value, _ in found] == [0, 1, 2, 3]
+    expiries = [expiry or 0.0 for _, expiry in found]
+    assert (cache.expire(now=expiries[0] - 1), cache.expire(now=expiries[3] + 1), cache.check()) == (0, 4, [])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda cache: cache.set("new", 1, expire=1000),
+        lambda cache: cache.set("new", 1),
+        lambda cache: cache.set(1, 1),
+        lambda cache: cache.set(1, 1, tag="other"),
+        lambda cache: cache.retag(3, remove=["tag"]),
+        lambda cache: cache.set("large", 1, expire=1000),
+        lambda cache: cache.namespace("space").touch("key", 2000),
+        lambda cache: cache.push("second", expire=1000),
+    ],
+    ids=["new", "new and plain", "plain", "tag", "no tag", "file", "namespace", "queue"],
+)
+def test_what_has_other_columns_is_flushed_all_the_same(
+    cache: Cache, other: Cache, change: Callable[[Cache], object]
+) -> None:
+    cache.set("large", b"l" * 100_000)
+    cache.namespace("space").set("key", 1, expire=1000)
+    cache.push("first")
+    touch_all(cache)
+    cache.set(3, 3, tag="tag")
+    cache.flush()
+    touch_all(cache, 3)
+    cache.touch(0, 3000)
+    change(cache)
+    before = {key: other.get(key, expire_time=True, tag=True) for key in (*range(4), "new", "large")}
+    assert before[0][1] is not None
+    ring = cache._shards.stores[0].shard.ring
+    assert ring is not None
+    assert ring.waiting()
+    cache.flush()
+    for handle in (cache, other):
+        assert {key: handle.get(key, expire_time=True, tag=True) for key in before} == before
+        assert (handle.check(), handle.count(["tag"]), handle.count(["other"])) == (
+            [],
+            *(sum(tag == each for *_, tag in before.values()) for each in ("tag", "other")),
+        )
+        assert list(handle.namespace("space")) == ["key"]
+    queued = len(list(cache.iterqueue()))
+    assert [cache.pull()[1] for _ in range(queued)] == ["first", "second"][:queued]
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 1.0), (1.0, 1)])
+def test_a_key_that_is_spelled_in_another_way_is_flushed_so(cache: Cache, first: float, second: float) -> None:
+    for key in (first, first, second):
+        cache.set(key, "value", expire=1000)
+        cache.flush()
+    assert repr(list(cache)) == repr([second])
+
+
 # -- who dies between two stores --------------------------------------------------------------------------------------
 
 

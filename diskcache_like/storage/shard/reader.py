@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 from ...coherence.generations import NEVER, UNCOUNTED, Header
 from ...coherence.ring import Word, Written
@@ -190,19 +190,31 @@ class Reader:
     def read_many(self, keys: Sequence[tuple[int, bytes]]) -> dict[int, bytes]:
         """Return the records of keys, or at their hashes, that exist, `MANY` per statement."""
         self._shard.reopen_if_replaced()
-        waits = self._connection.txn is None or not self._is_in_transaction()
-        buffered = [(home, self._waiting(home, stored_key) if waits else None) for home, stored_key in keys]
+        ring = None if self._connection.txn is not None and self._is_in_transaction() else self._shard.ring
+        places: list[int] = []
+        waiting: list[tuple[int, bytes | Literal[True]]] = []
+        for home, stored_key in keys:
+            packed = None if ring is None else ring.read(home, stored_key)
+            if packed is False:
+                packed = self._unclear(home, stored_key)
+            if packed is None:
+                places.append(home)
+            else:
+                waiting.append((home, packed))
         found: dict[int, bytes] = {}
-        for batch in sql.batches([home for home, written in buffered if written is None]):
+        for batch in sql.batches(sorted(places)):  # so that a statement finds many of its keys in one page of the index
             found.update(self.select(sql.SELECT_MANY, batch))
-        for home, written in buffered:
-            if written is not None and written.packed is not None:
-                found[home] = written.packed
-            elif (
-                written is not None and home in found
-            ):  # another key has this hash: no record, so that each is looked for
+        for home, packed in waiting:
+            if packed is not True:
+                found[home] = packed
+            elif home in found:  # another key has this hash: no record, so that each is looked for
                 found[home] = b""
         return found
+
+    def _unclear(self, home: int, stored_key: bytes) -> bytes | Literal[True] | None:
+        """Return what `Ring.read` would return of a key, had it not met a closed ring, a commit under way or damage."""
+        found = self._waiting(home, stored_key)
+        return None if found is None else True if found.packed is None else found.packed
 
     def buffered(self, home: int, stored_key: bytes) -> Written | None:
         """Return what the write buffer has of a key; nothing within the caller's transaction, which has all of it."""
