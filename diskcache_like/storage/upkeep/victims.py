@@ -79,7 +79,8 @@ class Victims:
             if found < most and len(choice.evicted) < wanted:  # there are no more
                 self._shard.header[_UNMOVED] = found
         if len(choice.evicted) < wanted:
-            queue = merge(self._rows(0, last, wanted), self._rows(_LOWEST, -1, wanted), key=itemgetter(1))
+            lacking = wanted - len(choice.evicted)
+            queue = merge(self._rows(0, last, lacking), self._rows(_LOWEST, -1, lacking), key=itemgetter(1))
             self._choose_least_used(islice(queue, looks), count, wanted, choice)
         if not choice.evicted:  # all are on probation and were used, or damage has made the boundary anything
             return Choice([*islice(self._rows(_LOWEST, NEVER, wanted), wanted)], [])
@@ -109,10 +110,10 @@ class Victims:
                 self._shard.marks.leave(row.place)
 
     def _rows(self, low: int, high: int, wanted: int) -> Iterator[Queued]:
-        """Yield the rows whose numbers lie in a range, in their order; read as many at once as may be enough."""
+        """Yield the rows whose numbers lie in a range, in their order; read about as many at once as are wanted."""
         shard = self._shard
         while low <= high:
-            rows = shard.connection.select(sql.OLDEST, (low, high, max(2 * wanted, FEW)))
+            rows = shard.connection.select(sql.OLDEST, (low, high, max(wanted, FEW)))
             places_of(rows, shard.path)
             if not rows:
                 break
