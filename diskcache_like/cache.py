@@ -24,9 +24,9 @@ from .encoding.keys import is_of_kind
 from .encoding.made_keys import path_of
 from .encoding.record import NO_METADATA, Metadata, Record
 from .encoding.tags import join_tags, pack_tags, split_tags, tag_or_tags, tags_of
-from .entries.atomic_key import AtomicKey, Decision, update
+from .entries.atomic_key import AtomicKey, Decision, replace, update
 from .entries.handle import Handle, Opening
-from .entries.hot import KIND, NEGATIVE_HIT, PLAIN_TYPES, HotLayer
+from .entries.hot import KIND, NEGATIVE_HIT, PLAIN_TYPES, STAMP, VALUE, HotLayer
 from .entries.loading import ENOVAL, EXPIRED, Loader, hot_expiry
 from .entries.options import Arguments
 from .entries.row_codec import KEEP, Location, RowCodec, discard, with_expiry, with_metadata
@@ -667,7 +667,13 @@ class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValue
             return result, metadata
 
         try:
-            update(rows, self._loader, (key, rows.locate(key)), decide, None if retry else self._handle.timeout)
+            place = key, rows.locate(key)
+            entry = self._hot.probe(key)
+            if entry is not None and type(entry[VALUE]) is int and entry[3] is None:  # most likely without metadata
+                result = entry[VALUE] + delta
+                if replace(rows, self._loader, place, entry[STAMP], result):
+                    return result
+            update(rows, self._loader, place, decide, None if retry else self._handle.timeout)
         except BaseException:
             return self._failed(None)
         return result

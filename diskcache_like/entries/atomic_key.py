@@ -9,7 +9,7 @@ from ..disk.value_files import Encoded
 from ..encoding.record import MODE_RAW, NO_METADATA, Metadata
 from ..encoding.tags import pack_tags
 from ..settings.lifetimes import Expiry
-from ..storage.store import REMOVE, Change, Remove
+from ..storage.store import REMOVE, Change, Remove, Store
 from .loading import ENOVAL, EXPIRED, Loader, hot_expiry
 from .row_codec import Location, RowCodec, discard
 
@@ -144,6 +144,28 @@ def update(
     elif decision is not None:
         loader.keep_removed(key, location, stamp)
     return decision is not None
+
+
+def replace(rows: RowCodec, loader: Loader, place: tuple[Any, Location], seen: int, value: Any) -> bool:
+    """Store another value for an entry in the write buffer without metadata; return False, changing nothing, otherwise.
+
+    `place`: the key, and where it lives. `seen`: the generation of its slot at which the caller has seen the value that
+    this one follows. Between the two nothing may have been written.
+    """
+    key, location = place
+    stored_key, home, store = location
+    if not isinstance(store, Store) or not store.is_plain(home, stored_key):  # else a server has the entry
+        return False
+    encoded = store.disk.encode(value, False, key)
+    stamp = 0
+    try:
+        stamp = store.replace(home, stored_key, rows.row(key, location, encoded, NO_METADATA), seen)
+    finally:
+        if not stamp:
+            discard(store, encoded)
+    if stamp:
+        loader.keep_written(key, location, stamp, None, value, encoded)
+    return stamp != 0
 
 
 __all__ = ["REMOVE", "AtomicKey", "DecideValue", "Decision"]

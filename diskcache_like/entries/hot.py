@@ -50,6 +50,7 @@ _NEGATIVE: Final = None, NEGATIVE_HIT
 # The garbage collector leaves out a tuple of which no part concerns it, such as a plain value under a plain key. With a
 # list in each, it took 25 ms to look at 50,000.
 HotEntry = tuple[Words, int, int, float | None, Any, Callable[[Any], Any] | None, bytearray, int, Marks, int, type]
+STAMP: Final = 2
 VALUE: Final = 4
 VISITED: Final = 6
 COST: Final = 9

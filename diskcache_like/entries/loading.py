@@ -18,6 +18,7 @@ from ..encoding import keys, values
 from ..encoding.record import (
     CRC_SIZE,
     MODE_RAW,
+    NO_METADATA,
     RESIDUE,
     SIMPLE_HEAD,
     Metadata,
@@ -163,7 +164,8 @@ class Loader:
         payload, expire = self.plain(store, stored_key, packed) if self._reads_plain else (None, None)
         if payload is None or packed is None:
             return None
-        return payload, Metadata(expire, plain_tags(packed))
+        tags = plain_tags(packed)
+        return payload, NO_METADATA if expire is None and not tags else Metadata(expire, tags)
 
     def load_recorded(self, key: Any, location: Location, stale: bool = False) -> tuple[Any, Record, int] | None:
         """Return the value of an entry, its record, and the version of its row when the three were together."""
@@ -290,15 +292,14 @@ class Loader:
         EXPIRED if it has expired, None if there is none, or it is damaged or not to be read by this user.
         """
         stored_key, _, store = location
-        if (
-            type(packed) is bytes
-            and len(packed) > CRC_SIZE
-            and packed[:1] == SIMPLE_HEAD
-            and self._reads_plain
-            and crc32(packed, crc32(stored_key)) == RESIDUE
-        ):
+        plain = self.plain_entry(store, stored_key, packed)
+        if plain is not None:
+            payload, metadata = plain
+            if metadata.expire is not None and not metadata.expire > self._rows.clock():
+                return EXPIRED
+            record = None if metadata is NO_METADATA else Record(MODE_RAW, payload, metadata)
             try:
-                return store.disk.load_payload(packed[1:-4])[0], None
+                return store.disk.load_payload(payload)[0], record
             except DecodeError as error:
                 self._rows.report_corrupt(error, key)
                 return None

@@ -149,6 +149,58 @@ def test_counters_stay_in_the_buffer(cache: Cache, other: Cache) -> None:
     assert other["counter"] == 5
 
 
+def test_a_number_in_memory_is_counted_up_without_a_look_at_its_value(
+    cache: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache["number"] = 1
+    monkeypatch.setattr(cache._shards.stores[0], "update", None)
+    assert cache.incr("number") == 2
+    assert cache.decr("number", 5) == -3
+    assert other["number"] == cache["number"] == -3
+
+
+@pytest.mark.parametrize("metadata", [{"tag": "a"}, {"expire": 1000}, {"tags": ["a", "b"], "expire": 1000}])
+def test_a_number_in_memory_keeps_its_metadata(cache: Cache, other: Cache, metadata: dict[str, Any]) -> None:
+    cache.set("number", 1, **metadata)
+    before = cache.get_entry("number")
+    for _ in range(2):
+        cache["number"]
+        cache.incr("number")
+    after = other.get_entry("number")
+    assert (after.value, after.tags, after.expire_time) == (3, before.tags, before.expire_time)
+
+
+@pytest.mark.parametrize("late", [41, "text", None])
+def test_a_number_in_memory_counts_only_if_it_is_the_newest(
+    cache: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch, late: object
+) -> None:
+    cache["number"] = 1
+    ring = ring_of(cache)
+    read = ring.core.read
+
+    def late_write(home: int, stored_key: bytes) -> Any:
+        found = read(home, stored_key)
+        monkeypatch.setattr(ring, "read", read)
+        other.delete("number") if late is None else other.set("number", late)
+        return found
+
+    monkeypatch.setattr(ring, "read", late_write)
+    if late == "text":
+        with pytest.raises(TypeError, match="expected a number"):
+            cache.incr("number")
+    else:
+        assert cache.incr("number", default=9) == (10 if late is None else 42)
+    assert other["number"] == {41: 42, None: 10, "text": "text"}[late]  # type: ignore[index]
+
+
+def test_a_number_in_memory_whose_sum_has_a_file_leaves_none_behind(tmp_path: Path) -> None:
+    with Cache(tmp_path, disk_min_file_size=100, **SMALL) as cache:
+        cache["number"] = 1
+        assert cache.incr("number", 10**1000) == 10**1000 + 1
+        assert len([*tmp_path.rglob("*.val")]) == 1
+        assert cache["number"] == 10**1000 + 1
+
+
 def test_a_touch_keeps_the_version(cache: Cache, other: Cache) -> None:
     cache.set("key", "value", tag="a")
     version = cache.get_entry("key").version
