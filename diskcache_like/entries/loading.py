@@ -146,7 +146,8 @@ class Loader:
             return ENOVAL
         # Rule 3: kept only if no write to the slot was under way before the SELECT or came since.
         if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
-            self._hot.keep(key, location, stamp, expire, (kept, decode), len(payload))
+            is_plain = packed[:1] == SIMPLE_HEAD
+            self._hot.keep(key, location, stamp, expire, (kept, decode), len(payload), is_plain)
         return value
 
     def plain(self, store: EntryStore, stored_key: bytes, packed: bytes | None) -> tuple[bytes | None, float | None]:
@@ -238,7 +239,7 @@ class Loader:
         return False
 
     def keep_written(
-        self, key: Any, location: Location, stamp: int, expiry: float | None, value: Any, encoded: Encoded
+        self, key: Any, location: Location, stamp: int, metadata: Metadata, value: Any, encoded: Encoded
     ) -> None:
         """Keep hot what was just written: the value itself if it is immutable, else its payload."""
         mode, payload, file, _ = encoded
@@ -251,7 +252,9 @@ class Loader:
             if mode != MODE_RAW:
                 return
             value, decode = (payload, disk.decode_value) if compressed else disk.kept(payload)
-        self._hot.keep(key, location, stamp, expiry, (value, decode), len(payload))
+        is_plain = metadata is NO_METADATA
+        expiry = None if is_plain else hot_expiry(metadata)
+        self._hot.keep(key, location, stamp, expiry, (value, decode), len(payload), is_plain)
 
     def keep_removed(self, key: Any, location: Location, stamp: int) -> None:
         """Remember that a key has no entry any more, unless it was removed within a transaction."""

@@ -15,7 +15,7 @@ from ..coherence.counts import DELETE, SET
 from ..coherence.generations import MAX_WORD, TICK_LIMIT, Header
 from ..coherence.ring import Written
 from ..encoding import file_names
-from ..encoding.record import RESIDUE, SIMPLE_HEAD
+from ..encoding.record import RESIDUE
 from ..errors import CorruptDatabase, DiskFull, StorageError
 from ..system import paths
 from ..system.forks import token_word
@@ -140,15 +140,6 @@ class Writer:
     #
     # What is read between two looks at one even generation is the newest entry (docs/coherence.md), and the second look
     # is that of the C core under the lock. So what was decided on it holds when the record is appended.
-
-    def is_plain(self, home: int, stored_key: bytes) -> bool:
-        """Tell whether the ring has a record of the key that has no metadata, and may be replaced by an append.
-
-        The record is not verified.
-        """
-        ring = self._shard.ring
-        packed = ring.read(home, stored_key) if ring is not None and self._shard.appender is not None else None
-        return type(packed) is bytes and packed[:1] == SIMPLE_HEAD
 
     def replace(self, home: int, stored_key: bytes, row: Row | bytes, seen: int) -> int:
         """Append a row if the generation of the slot is still the one that was `seen`; return 0 otherwise."""
