@@ -24,10 +24,10 @@ from .encoding.keys import is_of_kind
 from .encoding.made_keys import path_of
 from .encoding.record import NO_METADATA, Metadata, Record
 from .encoding.tags import join_tags, pack_tags, split_tags, tag_or_tags, tags_of
-from .entries.atomic_key import AtomicKey, Decision, update
+from .entries.atomic_key import AtomicKey, Decision, replace, update
 from .entries.handle import Handle, Opening
-from .entries.hot import KIND, NEGATIVE_HIT, PLAIN_TYPES, HotLayer
-from .entries.loading import ENOVAL, EXPIRED, Loader, hot_expiry
+from .entries.hot import KIND, NEGATIVE_HIT, PLAIN_TYPES, STAMP, VALUE, HotLayer, is_plain
+from .entries.loading import ENOVAL, EXPIRED, Loader
 from .entries.options import Arguments
 from .entries.row_codec import KEEP, Location, RowCodec, discard, with_expiry, with_metadata
 from .errors import CacheError, DirectoryError, DiskFull, Timeout, TransactionError, ValueTooLarge, named
@@ -456,7 +456,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValue
         except BaseException:
             discard(store, encoded)
             return self._failed(False)
-        self._loader.keep_written(key, location, stamp, metadata.expire, value, encoded)
+        self._loader.keep_written(key, location, stamp, metadata, value, encoded)
         return True
 
     def _has_version(self, location: Location, version: int | None, record: Record | None) -> bool:
@@ -524,7 +524,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValue
         if not is_met:
             discard(store, encoded)
             return False
-        self._loader.keep_written(key, location, stamp, hot_expiry(final), value, encoded)
+        self._loader.keep_written(key, location, stamp, final, value, encoded)
         return True
 
     def __setitem__(self, key: K, value: V) -> None:
@@ -667,7 +667,13 @@ class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValue
             return result, metadata
 
         try:
-            update(rows, self._loader, (key, rows.locate(key)), decide, None if retry else self._handle.timeout)
+            place = key, rows.locate(key)
+            entry = self._hot.probe(key)
+            if entry is not None and type(entry[VALUE]) is int and is_plain(entry):
+                result = entry[VALUE] + delta
+                if replace(rows, self._loader, place, entry[STAMP], result):
+                    return result
+            update(rows, self._loader, place, decide, None if retry else self._handle.timeout)
         except BaseException:
             return self._failed(None)
         return result

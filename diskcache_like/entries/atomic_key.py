@@ -9,8 +9,8 @@ from ..disk.value_files import Encoded
 from ..encoding.record import MODE_RAW, NO_METADATA, Metadata
 from ..encoding.tags import pack_tags
 from ..settings.lifetimes import Expiry
-from ..storage.store import REMOVE, Change, Remove
-from .loading import ENOVAL, EXPIRED, Loader, hot_expiry
+from ..storage.store import REMOVE, Change, Remove, Store
+from .loading import ENOVAL, EXPIRED, Loader
 from .row_codec import Location, RowCodec, discard
 
 SHORTEST_SLEEP = 0.001  # seconds; a shorter sleep is not worthwhile, even if a lease ends sooner
@@ -138,12 +138,32 @@ def update(
         raise
     if isinstance(decision, tuple):
         value, metadata = decision
-        loader.keep_written(
-            key, location, stamp, None if metadata is NO_METADATA else hot_expiry(metadata), value, encoded
-        )
+        loader.keep_written(key, location, stamp, metadata, value, encoded)
     elif decision is not None:
         loader.keep_removed(key, location, stamp)
     return decision is not None
+
+
+def replace(rows: RowCodec, loader: Loader, place: tuple[Any, Location], seen: int, value: Any) -> bool:
+    """Store another value for an entry without metadata, in one append; return False, with nothing changed, otherwise.
+
+    `place`: the key, and where it lives. `seen`: the generation of its slot at which the caller has seen the value that
+    this one follows; if it has another one by now, nothing is stored.
+    """
+    key, location = place
+    stored_key, home, store = location
+    if not isinstance(store, Store) or store.shard.appender is None:  # a server has the entry, or nothing waits
+        return False
+    encoded = store.disk.encode(value, False, key)
+    stamp = 0
+    try:
+        stamp = store.replace(home, stored_key, rows.row(key, location, encoded, NO_METADATA), seen)
+    finally:
+        if not stamp:
+            discard(store, encoded)
+    if stamp:
+        loader.keep_written(key, location, stamp, NO_METADATA, value, encoded)
+    return stamp != 0
 
 
 __all__ = ["REMOVE", "AtomicKey", "DecideValue", "Decision"]

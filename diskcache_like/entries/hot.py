@@ -42,7 +42,8 @@ _NEGATIVE: Final = None, NEGATIVE_HIT
 #   expire  seconds since 1970, or None
 #   value   the value itself if immutable, else its payload, or what keeps it (`disk.payloads.Kept`)
 #   decode  makes a fresh value of that for each hit; None for an immutable value
-#   visited the entry's only mutable part: SIEVE's mark, 0 for not visited
+#   visited the entry's only mutable part: SIEVE's mark, 0 for not visited; of two bytes if it is known that the entry
+#           has neither expiry nor tags, nor any other metadata (`is_plain`)
 #   home    hash of the key
 #   marks   the shard's marks, which count for the space of the key
 #   cost    bytes that the entry is charged with
@@ -50,6 +51,7 @@ _NEGATIVE: Final = None, NEGATIVE_HIT
 # The garbage collector leaves out a tuple of which no part concerns it, such as a plain value under a plain key. With a
 # list in each, it took 25 ms to look at 50,000.
 HotEntry = tuple[Words, int, int, float | None, Any, Callable[[Any], Any] | None, bytearray, int, Marks, int, type]
+STAMP: Final = 2
 VALUE: Final = 4
 VISITED: Final = 6
 COST: Final = 9
@@ -132,11 +134,13 @@ class HotLayer:
         expire: float | None,
         loaded: tuple[Any, Callable[[Any], Any] | None],
         size: int,
+        is_plain: bool = False,
     ) -> None:
         """Keep a value under the even generation `stamp`, at which it was read or written; evict others if need be.
 
-        `loaded`: what is kept, and how a hit makes a value of it. `size`: the bytes that it is charged with. What is
-        too large is not kept. With a limit of 0 nothing is kept; who looks at that first saves the call.
+        `loaded`: what is kept, and how a hit makes a value of it. `size`: the bytes that it is charged with.
+        `is_plain`: it is known that the entry has no metadata. What is too large is not kept. With a limit of 0 nothing
+        is kept; who looks at that first saves the call.
 
         No lock: if another thread evicts the key or compacts just now, it may be there without a place in the order,
         and without the GIL a cost may be lost. `_compact`, once in each sweep, mends both.
@@ -159,7 +163,8 @@ class HotLayer:
         slot = home % shard.slot_prime
         home = +home  # a plain number, since a `Place` keeps more (tier/words.py)
         marks, old = shard.marks.of(stored_key), self._get(key)
-        entries[key] = shard.slots, slot, stamp, expire, value, decode, bytearray(1), home, marks, cost, kind
+        visited = bytearray(2 if is_plain else 1)
+        entries[key] = shard.slots, slot, stamp, expire, value, decode, visited, home, marks, cost, kind
         if old is None:
             self._order.append(key)
             self.size += cost
@@ -265,6 +270,11 @@ class HotLayer:
         self._order = [*behind, *ahead, *lost]
         self._hand = len(behind)
         self.size = sum(entry[COST] for entry in list(entries.values()))
+
+
+def is_plain(entry: HotEntry) -> bool:
+    """Tell whether the entry is known to have no metadata."""
+    return len(entry[VISITED]) == 2
 
 
 def _charge(layer: weakref.ref[HotLayer], key: Hashable, value: Kept, size: int, how: How) -> bool:

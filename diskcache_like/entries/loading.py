@@ -147,7 +147,8 @@ class Loader:
             return ENOVAL
         # Rule 3: kept only if no write to the slot was under way before the SELECT or came since.
         if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
-            self._hot.keep(key, location, stamp, expire, (kept, decode), len(payload))
+            is_plain = packed[:1] == SIMPLE_HEAD
+            self._hot.keep(key, location, stamp, expire, (kept, decode), len(payload), is_plain)
         return value
 
     def plain(self, store: EntryStore, stored_key: bytes, packed: bytes | None) -> tuple[bytes | None, float | None]:
@@ -166,7 +167,8 @@ class Loader:
         if payload is None or packed is None:
             return None
         tags = packed[SMALLEST : -CRC_SIZE - len(payload)]  # b"" of a simple record: it ends before they would begin
-        return payload, _new(Metadata, (expire, tags, *NO_METADATA[2:]))
+        is_bare = expire is None and not tags
+        return payload, NO_METADATA if is_bare else _new(Metadata, (expire, tags, *NO_METADATA[2:]))
 
     def load_recorded(self, key: Any, location: Location, stale: bool = False) -> tuple[Any, Record, int] | None:
         """Return the value of an entry, its record, and the version of its row when the three were together."""
@@ -239,7 +241,7 @@ class Loader:
         return False
 
     def keep_written(
-        self, key: Any, location: Location, stamp: int, expiry: float | None, value: Any, encoded: Encoded
+        self, key: Any, location: Location, stamp: int, metadata: Metadata, value: Any, encoded: Encoded
     ) -> None:
         """Keep hot what was just written: the value itself if it is immutable, else its payload."""
         mode, payload, file, _ = encoded
@@ -252,7 +254,9 @@ class Loader:
             if mode != MODE_RAW:
                 return
             value, decode = (payload, disk.decode_value) if compressed else disk.kept(payload)
-        self._hot.keep(key, location, stamp, expiry, (value, decode), len(payload))
+        is_plain = metadata is NO_METADATA
+        expiry = None if is_plain else hot_expiry(metadata)
+        self._hot.keep(key, location, stamp, expiry, (value, decode), len(payload), is_plain)
 
     def keep_removed(self, key: Any, location: Location, stamp: int) -> None:
         """Remember that a key has no entry any more, unless it was removed within a transaction."""
@@ -293,15 +297,14 @@ class Loader:
         EXPIRED if it has expired, None if there is none, or it is damaged or not to be read by this user.
         """
         stored_key, _, store = location
-        if (
-            type(packed) is bytes
-            and len(packed) > CRC_SIZE
-            and packed[:1] == SIMPLE_HEAD
-            and self._reads_plain
-            and crc32(packed, crc32(stored_key)) == RESIDUE
-        ):
+        plain = self.plain_entry(store, stored_key, packed)
+        if plain is not None:
+            payload, metadata = plain
+            if metadata.expire is not None and not metadata.expire > self._rows.clock():
+                return EXPIRED
+            record = None if metadata is NO_METADATA else Record(MODE_RAW, payload, metadata)
             try:
-                return store.disk.load_payload(packed[1:-4])[0], None
+                return store.disk.load_payload(payload)[0], record
             except DecodeError as error:
                 self._rows.report_corrupt(error, key)
                 return None

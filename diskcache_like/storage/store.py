@@ -83,6 +83,7 @@ class Store:
         self.smallest_first = reader.smallest_first
         self.put, self.put_many, self.push = writer.put, writer.put_many, writer.push
         self.remove, self.update = writer.remove, writer.update
+        self.replace = writer.replace
         self.transaction, self.locked = transactions.transaction, transactions.locked
         self.attempts = self.recovery.attempts
         self.remove_selected, self.cull = bulk.remove, bulk.cull

@@ -142,6 +142,10 @@ class Writer:
     # What is read between two looks at one even generation is the newest entry (docs/coherence.md), and the second look
     # is that of the C core under the lock. So what was decided on it holds when the record is appended.
 
+    def replace(self, home: int, stored_key: bytes, row: Row | bytes, seen: int) -> int:
+        """Append a row if the generation of the slot is still the one that was `seen`; return 0 otherwise."""
+        return self._counted(self._append_alone(home, stored_key, row, seen), home, stored_key, row)
+
     def _stamp(self, home: int) -> int:
         """Return the slot's generation, 0 if it is odd or a transaction of this process is open."""
         shard = self._shard

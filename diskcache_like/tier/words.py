@@ -107,7 +107,16 @@ class TierHotLayer(HotLayer):
         else:
             super().count_read(found, location)
 
-    def keep(self, key: Any, location: Any, stamp: int, expire: float | None, loaded: Any, size: int) -> None:
+    def keep(
+        self,
+        key: Any,
+        location: Any,
+        stamp: int,
+        expire: float | None,
+        loaded: Any,
+        size: int,
+        is_plain: bool = False,
+    ) -> None:
         """Keep what was found at a place, if its stamp could be told, until it expires or the lease ends."""
         _, place, store = location
         if type(place) is not Place or place.stamp is None:
@@ -117,4 +126,4 @@ class TierHotLayer(HotLayer):
             until = min(until, boot_seconds() + expire - self._cache_clock())
         if len(place.indices) > 1:
             store = _WordsOfTags(self._state, place.indices, store.shard.marks)
-        super().keep(key, (place.stored_key, place, store), place.stamp, until, loaded, size)
+        super().keep(key, (place.stored_key, place, store), place.stamp, until, loaded, size, is_plain)

@@ -299,6 +299,33 @@ def test_an_end_is_taken_by_one_append(tmp_path: Path) -> None:
         assert [*index.items()] == [(3, 3)]
 
 
+def test_an_entry_that_waits_is_taken_without_a_look_at_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cache(tmp_path) as cache:
+        index = Index.fromcache(cache)
+        index.update((number, number) for number in range(5))
+        index["new"] = 5
+        monkeypatch.setattr(type(cache._shards.stores[0].reader), "_select_placed", None)
+        assert index.popitem() == ("new", 5)
+        monkeypatch.undo()
+        assert index.popitem() == (4, 4)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_the_only_one_that_waits_is_last_unless_it_has_a_row(tmp_path: Path, again: bool) -> None:
+    with Cache(tmp_path) as cache:
+        index = Index.fromcache(cache)
+        index.update((number, number) for number in range(3))
+        cache.flush()
+        if again:
+            del index[0]
+        index[0] = "changed"
+        assert index.popitem() == ((0, "changed") if again else (2, 2))
+        assert index.popitem() == ((2, 2) if again else (1, 1))
+        assert ring_of(cache).waiting() > 0, "nothing was flushed"
+
+
 def test_what_was_asked_of_an_older_moment_is_not_remembered(tmp_path: Path) -> None:
     with FanoutCache(tmp_path, shards=2) as cache:
         keys = [

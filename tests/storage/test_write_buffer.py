@@ -149,6 +149,62 @@ def test_counters_stay_in_the_buffer(cache: Cache, other: Cache) -> None:
     assert other["counter"] == 5
 
 
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_number_in_memory_is_counted_up_without_a_look_at_its_value(
+    cache: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch, flushed: bool
+) -> None:
+    cache["number"] = 1
+    if flushed:
+        cache.flush()
+        other["more"] = cache["more"] = 1  # or else the ring's first record would be due
+    monkeypatch.setattr(cache._shards.stores[0], "update", None)
+    assert cache.incr("number") == 2
+    assert cache.decr("number", 5) == -3
+    assert other["number"] == cache["number"] == -3
+
+
+@pytest.mark.parametrize("metadata", [{"tag": "a"}, {"expire": 1000}, {"tags": ["a", "b"], "expire": 1000}])
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_number_in_memory_keeps_its_metadata(
+    alone: Cache, other: Cache, metadata: dict[str, Any], is_read: bool
+) -> None:
+    (other if is_read else alone).set("number", 1, **metadata)
+    assert alone["number"] == 1
+    before = other.get_entry("number")
+    assert alone.incr("number") == 2
+    after = other.get_entry("number")
+    assert (after.value, after.tags, after.expire_time) == (2, before.tags, before.expire_time)
+
+
+@pytest.mark.parametrize("late", [41, "text", None])
+def test_a_number_in_memory_counts_only_if_it_is_the_newest(
+    cache: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch, late: object
+) -> None:
+    cache["number"] = 1
+    store = cache._shards.stores[0]
+    replace = store.replace
+
+    def late_write(*arguments: Any) -> int:
+        other.delete("number") if late is None else other.set("number", late)
+        return replace(*arguments)
+
+    monkeypatch.setattr(store, "replace", late_write)
+    if late == "text":
+        with pytest.raises(TypeError, match="expected a number"):
+            cache.incr("number")
+    else:
+        assert cache.incr("number", default=9) == (10 if late is None else 42)
+    assert other["number"] == {41: 42, None: 10, "text": "text"}[late]  # type: ignore[index]
+
+
+def test_a_number_in_memory_whose_sum_has_a_file_leaves_none_behind(tmp_path: Path) -> None:
+    with Cache(tmp_path, disk_min_file_size=100, **SMALL) as cache:
+        cache["number"] = 1
+        assert cache.incr("number", 10**1000) == 10**1000 + 1
+        assert len([*tmp_path.rglob("*.val")]) == 1
+        assert cache["number"] == 10**1000 + 1
+
+
 def test_a_touch_keeps_the_version(cache: Cache, other: Cache) -> None:
     cache.set("key", "value", tag="a")
     version = cache.get_entry("key").version

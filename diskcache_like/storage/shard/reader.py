@@ -329,21 +329,24 @@ class Reader:
             return None
         tick, net = seen
         waiting = self._inserted(net, tick).values()
-        rows = self._select_placed(sql.LAST if last else sql.FIRST, (1 + len(net), 0), flushes=False)
-        found = next((row for row in rows if row[1] not in net or _is_row_of(net[row[1]])), None)
-        if found is not None and found[1] in net:
-            found = (*found[:2], *_original_and_record(net[found[1]][3]))
-        if waiting and (last or found is None):
-            found = (max if last else min)(waiting)[1]
+        found = max(waiting)[1] if waiting and last else None  # it is behind all rows
+        if found is None:
+            rows = self._select_placed(sql.LAST if last else sql.FIRST, (1 + len(net), 0), flushes=False)
+            found = next((row for row in rows if row[1] not in net or _is_row_of(net[row[1]])), None)
+            if found is not None and found[1] in net:
+                found = (*found[:2], *_original_and_record(net[found[1]][3]))
+            elif found is None and waiting:
+                found = min(waiting)[1]
         return (tick + 1, found) if self._shard.header[_TICK] == tick else None
 
     def _inserted(self, net: dict[bytes, Any], tick: int) -> dict[bytes, Any]:
         """Return the entries that wait and are not in the database, which they are all behind, with their numbers."""
-        there = self._present(net, tick)
+        live = {key: seen for key, seen in net.items() if seen[3] is not None}
+        there = self._present({key: seen for key, seen in live.items() if not seen[4]}, tick)
         return {
             key: (number, (home, key, *_original_and_record(what)))
-            for key, (number, _, home, what, is_removed) in net.items()
-            if what is not None and (is_removed or key not in there)
+            for key, (number, _, home, what, _) in live.items()
+            if key not in there
         }
 
     def places(self, after: int | None = None) -> Iterator[int]:
@@ -444,11 +447,16 @@ class Reader:
         since, known = self._known
         known = known if since == state else {}
         asked = {key: home for key, (_, _, home, _, _) in net.items() if key not in known}
-        found = {
-            key
-            for page in sql.batches([*asked.values()])
-            for _, key, _ in self._select(sql.SELECT_KEYS, page, flushes=False)
-        }
+        found: set[Any]
+        if len(asked) == 1:  # as for each entry that is taken just after it was stored; twice as fast as with a page
+            ((one, home),) = asked.items()
+            found = {one for is_own, _ in self._select(sql.SELECT_UNTIL, (one, home, home + 3)) if is_own}
+        else:
+            found = {
+                key
+                for page in sql.batches([*asked.values()])
+                for _, key, _ in self._select(sql.SELECT_KEYS, page, flushes=False)
+            }
         known = known | {key: key in found for key in asked}
         if header[_TICK] == tick and state[-1] != UNCOUNTED:
             self._known = state, known
@@ -486,7 +494,7 @@ class Reader:
             net, _ = ring.gather(WALKED)  # keys: there are fewer than bytes
         except DecodeError:
             return None
-        if any(isinstance(key, int) for key in net):  # a damaged record, which may be about any key of its hash
+        if int in map(type, net):  # a damaged record, which may be about any key of its hash
             return None
         return tick, net  # type: ignore[return-value]
 
