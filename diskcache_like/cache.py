@@ -473,10 +473,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValue
         retry: bool,
         condition: Callable[[Record | None], bool],
         early: bool = False,
+        place: Place | None = None,
     ) -> bool:
         """Do what `_store_if` does, and return False for a value that can never fit, or where a Timeout is no error."""
         try:
-            return self._store_if(key, value, read, metadata, self._wait(retry), condition, early)
+            return self._store_if(key, value, read, metadata, self._wait(retry), condition, early, place)
         except ValueTooLarge:
             return False
         except BaseException:
@@ -635,10 +636,15 @@ class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValue
         """Store `value` if `key` has no live entry; return whether it was stored. Atomic; arguments as for `set`."""
         if others:
             raise unexpected(Cache.add, others)
-        if not read and self._tier is None and key in self:  # with a server, that alone knows
-            return False
+        place = None
+        if not read and self._tier is None:  # with a server, that alone knows
+            entry = self._hot.probe(key)
+            if entry is not None and entry[5] is NEGATIVE_HIT:  # as after a `get`: need not be looked for again
+                place = self._rows.locate(key), entry[STAMP]
+            elif key in self:
+                return False
         metadata = self._rows.metadata(expire, pack_tags(tag, tags, key))
-        return self._set_if(key, value, read, metadata, retry, lambda record: record is None, early=True)
+        return self._set_if(key, value, read, metadata, retry, lambda record: record is None, early=True, place=place)
 
     def incr(self, key: K, delta: int = 1, default: int | None = 0, retry: bool = False) -> Any:
         """Add `delta` to the number under `key` and return the sum. Atomic; expiry and tags stay.

@@ -197,6 +197,27 @@ def test_a_number_in_memory_counts_only_if_it_is_the_newest(
     assert other["number"] == {41: 42, None: 10, "text": "text"}[late]  # type: ignore[index]
 
 
+@pytest.mark.parametrize("late", [False, True])
+def test_a_key_that_is_known_to_be_missing_is_added_without_a_look(
+    cache: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    other["more"] = cache["more"] = 1  # or else the ring's first record would be due
+    assert cache.get("key") is None
+    append = cache._shards.stores[0].writer._append_alone
+
+    def late_write(*arguments: Any) -> int:
+        if late:
+            monkeypatch.undo()
+            other["key"] = "first"
+        return append(*arguments)
+
+    monkeypatch.setattr(type(cache._shards.stores[0].reader), "read", None)
+    monkeypatch.setattr(type(cache._shards.stores[0].writer), "_newest", None)
+    monkeypatch.setattr(cache._shards.stores[0].writer, "_append_alone", late_write)
+    assert cache.add("key", "second") is not late
+    assert other["key"] == cache["key"] == ("first" if late else "second")
+
+
 def test_a_number_in_memory_whose_sum_has_a_file_leaves_none_behind(tmp_path: Path) -> None:
     with Cache(tmp_path, disk_min_file_size=100, **SMALL) as cache:
         cache["number"] = 1
