@@ -395,6 +395,7 @@ _FOUND = "records in the write buffer are found"
 _FLUSHED: Weights = {"get": 30, "set": 20, "evict": 20, "set_many": 20}  # often nothing waits before a commit
 _CARRIES = controls.ask_nobody, {"get": 60, "set": 30, "set_many": 20}
 _COMPUTED: Weights = {"look": 10, "compute": 30, "delete": 20, "set": 30}
+_COUNTS: Weights = {"get": 10, "incr": 40, "set": 10}
 _QUEUES: Weights = {"push": 30, "pull": 30, "set": 10}
 for _name, _promise, _what, _spoil, _weights in (
     ("kept-walks", 1, f"{_FOUND} after a commit of another kind", controls.keep_walks, _FLUSHED),
@@ -403,6 +404,7 @@ for _name, _promise, _what, _spoil, _weights in (
     ("unasked-carry", 2, f"{_FOUND} while a commit carries them, and nobody asks which is newer", *_CARRIES),
     ("numbers-alike", 2, "a push or pull ignores what was written since it looked", controls.number_alike, _QUEUES),
     ("blind-compute", 2, "a computed value is stored whatever was written meanwhile", controls.keep_blindly, _COMPUTED),
+    ("blind-counts", 2, "incr ignores what was written since it looked", controls.count_blindly, _COUNTS),
     ("late-generation", 1, "generations change only after the commit", controls.bump_late, EVERYDAY),
     ("unchecked-hit", 1, "hits do not check their generation", controls.trust_hits, EVERYDAY),
     ("two-step-incr", 2, "incr reads and writes in two steps", controls.count_in_two_steps, EVERYDAY),
