@@ -1,7 +1,8 @@
 """Connections: clients that speak RESP, each with its own order of commands, on one event loop.
 
 What has arrived is carried out at once, and answered by one write. A command that would block the loop goes to a thread
-with all that have arrived behind it. Meanwhile, and while a client does not read its replies, nothing more is read.
+with those behind it that are writes if it is one, and reads if it is none. Meanwhile, and while a client does not read
+its replies, nothing more is read.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import itertools
 import math
 import os
+import time
 from collections import deque
 from functools import partial
 from typing import Final, cast
@@ -35,7 +37,8 @@ class RespDoor:
     def __init__(self, cache: Cache, access: Access) -> None:
         self.cache = cache
         self.access = access
-        self.clients: set[Connection] = set()
+        self.loop = asyncio.get_running_loop()
+        self.clients: set[Connection] = set()  # and those that are gone, while a thread works for them
         self.threads = cache._handle.threads  # from here on, what would block the loop raises WouldBlock
         self.tracking = Tracking(cache)
         self.is_ending = False
@@ -54,7 +57,7 @@ class RespDoor:
         self.is_writing = False
         waiting, self.waiting = self.waiting, []
         for client in waiting:
-            client.go_on()
+            self.loop.call_soon(client.go_on)
 
     async def stop(self, grace: float) -> None:
         """Answer the commands that have arrived and close the connections; drop what is left after `grace` seconds."""
@@ -83,13 +86,14 @@ class Connection(Client, asyncio.Protocol):
         super().__init__(door.cache, door.access, door.tracking, door.clients)
         self.door = door
         self.number = os.getpid() << 32 | next(_numbers)  # workers of a server have different ones
-        self._loop = asyncio.get_running_loop()
+        self._loop = door.loop
         self._parser = Parser(0, 0)
         self._commands: deque[list[bytes]] = deque()  # that were taken from the parser,
         self._is_dry = True  # which has no more,
         self._task: asyncio.Task[None] | None = None  # and are carried out by a thread meanwhile
         self._waits = False  # for its turn to write,
-        self._patience = math.inf  # which is to come before this moment
+        self._deadline = math.inf  # which is to come before this moment
+        self._is_lost = False
         self._written = 0  # bytes, at all
         self._stuck: int | None = None  # bytes that the client had got at the last look, if others waited for it
         self._is_full = False  # whether the client has to read first
@@ -113,12 +117,10 @@ class Connection(Client, asyncio.Protocol):
 
     def connection_lost(self, _: Exception | None) -> None:
         """Forget the client."""
-        self.ends = True
-        self._commands.clear()
+        self.ends = self._is_lost = True
         self._parser.close()
         self.tracking.stop(self)
         self._timer.cancel()
-        self.door.clients.discard(self)
         self._leave_if_idle()
 
     def data_received(self, data: bytes) -> None:
@@ -163,16 +165,19 @@ class Connection(Client, asyncio.Protocol):
                 self._wait_for_turn(replies)
             else:
                 door.is_writing |= writes
-                self._task = self._loop.create_task(self._work_in_thread(replies, writes))
+                self._task = self._loop.create_task(
+                    door.threads.call(partial(self._carry_out, replies, writes), writes)
+                )
+                self._task.add_done_callback(partial(self._done, replies, writes))
         else:
             self._answer(replies)
 
     def _wait_for_turn(self, replies: list[bytes]) -> None:
         """Wait until the thread of another client is done; answer a timeout if that takes as long as one may wait."""
         now, timeout = self._loop.time(), self.cache.timeout
-        if not replies and now < self._patience:
+        if not replies and now < self._deadline:
             self._waits = True
-            self._patience = min(self._patience, now + timeout)
+            self._deadline = min(self._deadline, now + timeout)
             self.door.waiting.append(self)
             return
         if not replies:
@@ -194,30 +199,36 @@ class Connection(Client, asyncio.Protocol):
         self._commands.extend(self._parser.take(most))
         self._is_dry = len(self._commands) < most
 
-    async def _work_in_thread(self, replies: list[bytes], writes: bool) -> None:
-        try:
-            await self.door.threads.call(partial(self._carry_out, replies, writes), writes)
-        finally:
-            self._task = None
-            self._leave_if_idle()
-            if writes:
-                self._loop.call_soon(self.door.next_turn)
-        if not self._transport.is_closing():
-            self._answer(replies)
+    def _done(self, replies: list[bytes], writes: bool, task: asyncio.Task[None]) -> None:
+        """Go on after a thread; a callback, since a task that is cancelled at once never begins."""
+        self._task = None
+        self._leave_if_idle()
+        if writes:
+            self._loop.call_soon(self.door.next_turn)  # behind this client's replies
+        if not task.cancelled():
+            task.result()
+            if not self._transport.is_closing():
+                self._answer(replies)
 
     def _carry_out(self, replies: list[bytes], writes: bool | None = None) -> None:
-        """Carry out what has arrived, up to the first command that is a write, or is none, if `writes` says so."""
+        """Carry out what has arrived, up to the first command that is a write, or is none, if `writes` says so.
+
+        A thread that writes ends its turn once it has taken as long as one command may wait.
+        """
         commands, size = self._commands, 0
+        end = time.monotonic() + self.cache.timeout if writes else math.inf
         while commands and size < ENOUGH and not self.ends and writes in (None, is_write(commands[0])):
             reply = carry_out(self, commands[0])
             commands.popleft()
             replies.append(reply)
             size += len(reply)
+            if end < math.inf and time.monotonic() >= end:
+                break
 
     def _answer(self, replies: list[bytes]) -> None:
         """Write replies, and go on with what is left."""
         if replies:
-            self._patience = math.inf
+            self._deadline = math.inf
             if self.is_tracking:  # in one piece, so that a client which has read its reply has read this, too
                 replies.append(self.tracking.message(self))
             self._write(b"".join(replies))
@@ -270,8 +281,10 @@ class Connection(Client, asyncio.Protocol):
         self._transport.close()
 
     def _leave_if_idle(self) -> None:
-        if self._task is None and not self.door.clients:
-            self.door.is_empty.set()
+        if self._is_lost and self._task is None:
+            self.door.clients.discard(self)
+            if not self.door.clients:
+                self.door.is_empty.set()
 
     def _look_after(self) -> None:
         """Drop a client that has not authenticated, or has read nothing of what waited for it at the last look."""

@@ -285,6 +285,47 @@ def test_clients_do_not_wait_for_the_lock_one_after_the_other(cache: Cache, tmp_
         assert time.monotonic() - began < len(clients) * served.timeout / 2
 
 
+def test_a_client_whose_writes_all_wait_for_the_lock_gives_its_turn_to_others(cache: Cache, tmp_path: Path) -> None:
+    with (
+        Cache(cache.directory, pickle="never", timeout=0.2) as served,
+        open_door(served, tmp_path) as door,
+        door.connect() as greedy,
+        door.connect() as other,
+        cache.transact(),
+    ):
+        greedy.sendall(packed([b"SET", b"k", b"1"]) * 200)
+        assert received(greedy, 12) == b"-ERR Timeout"
+        began = time.monotonic()
+        assert exchange(other, packed([b"SET", b"k", b"1"]), 12) == b"-ERR Timeout"
+        assert time.monotonic() - began < 200 * served.timeout / 2
+
+
+def test_a_client_that_is_dropped_before_its_thread_begins_does_not_keep_others_from_writing(door: OpenDoor) -> None:
+    with door.connect() as dropped, door.client() as other:
+        assert exchange(dropped, b"PING\r\n", 7) == b"+PONG\r\n"
+
+        def drop() -> None:
+            (client,) = door.door.clients
+            client.data_received(packed([b"SET", b"k", b"x" * 20_000]))
+            client.drop()
+
+        door.call(drop)
+        assert other.set("k", "1")
+        assert until_closed(dropped) == b""
+
+
+def test_a_client_that_vanishes_while_a_thread_works_for_it_is_waited_for(door: OpenDoor, cache: Cache) -> None:
+    with paused_listings(cache) as is_waiting:
+        with door.connect() as plain:
+            plain.sendall(packed([b"KEYS", b"none"]) * 3)
+            assert is_waiting.wait(PATIENCE)
+            (client,) = door.door.clients
+        with door.client() as other:
+            assert other.ping()
+        assert client in door.door.clients
+    door.run(asyncio.wait_for(door.door.is_empty.wait(), PATIENCE))
+
+
 def test_keys_that_are_asked_for_again_and_again_make_no_reply_of_any_size(cache: Cache, tmp_path: Path) -> None:
     cache["k"] = b"x" * 10_000
     with open_door(cache, tmp_path, Access(None, Limits(output=100_000))) as door, door.connect() as plain:

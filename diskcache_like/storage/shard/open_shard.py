@@ -260,7 +260,7 @@ class OpenShard(Limits):
     def is_open_with(self, lock: WriteLock) -> bool:
         """Tell whether the shard is open and `lock` its write lock; if not, another thread has closed it.
 
-        In this order: a shard that is open again after `lock` was closed has got another one before.
+        In this order: a shard that is open again has got its new lock before its token.
         """
         return not self.inherited() and self.lock is lock
 

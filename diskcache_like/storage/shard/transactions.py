@@ -23,11 +23,11 @@ from ...coherence.generations import NEVER, UNCOUNTED, Header
 from ...coherence.ring import Mark
 from ...errors import CacheError, CorruptDatabase, DirectoryError, DiskFull, StorageError, Timeout, TransactionError
 from ...system.blocking import may_block
-from ...system.forks import token_word
+from ...system.forks import process_token, token_word
 from ...system.signals import suppress
 from ..sqlite.connection import FAILURES
 from .invalidation import Invalidation
-from .open_shard import OpenShard
+from .open_shard import NOT_OPEN, OpenShard
 from .ownership import Transaction
 
 _EPOCH, _TICK, _NEXT_EXPIRE = Header.EPOCH, Header.TICK, Header.NEXT_EXPIRE  # for the hot path
@@ -166,11 +166,11 @@ class Transactions:
         Who opens a shard assigns its lock first and its token last, and who closes it holds the lock. So if the shard
         is open once the lock is held, it stays so.
         """
-        shard, lock, is_open = self.shard, self.shard.lock, False
+        shard, lock, token = self.shard, self.shard.lock, NOT_OPEN
         try:
             if lock.acquire(timeout):
                 shard.count("lock_waits")
-            is_open = token_word[0] == shard.token
+            token = shard.token
         except DirectoryError:
             if shard.is_open_with(lock):
                 raise
@@ -181,9 +181,9 @@ class Transactions:
                 shard.count("timeouts")
             raise
         finally:
-            if not is_open:  # `end` releases only what is open
+            if token == NOT_OPEN:  # `end` releases only what is open
                 lock.release()
-        return is_open
+        return token_word[0] == token or process_token() == token
 
     def _prepare(self, timeout: float | None, removes_expired: bool) -> None:
         """Do what is due before a write, under the lock."""
