@@ -639,7 +639,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValue
         place = None
         if not read and self._tier is None:  # with a server, that alone knows
             entry = self._hot.probe(key)
-            if entry is not None and entry[5] is NEGATIVE_HIT:  # as after a `get`: need not be looked for again
+            if entry is not None and entry[5] is NEGATIVE_HIT:  # as after a `get`, so it need not be looked for again
                 place = self._rows.locate(key), entry[STAMP]
             elif key in self:
                 return False
@@ -862,7 +862,7 @@ class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValue
             return self._delete_version(key, if_version, self._wait(retry))
         stored_key, home, store = location = self._rows.locate(key)
         entry = self._hot.probe(key) if type(key) in PLAIN_TYPES else None
-        seen = 0 if entry is None or entry[5] is NEGATIVE_HIT else entry[2]
+        seen = 0 if entry is None or entry[5] is NEGATIVE_HIT else entry[STAMP]
         try:
             stamp = store.remove(home, stored_key, None if retry else self._handle.timeout, seen)
         except Timeout:

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, Final, Literal
 
 from ..coherence.generations import Words
+from ..coherence.ring import new_tuple
 from ..disk.contract import NOT_KEPT, Constant
 from ..disk.value_files import Encoded
 from ..encoding import keys, values
@@ -43,7 +44,6 @@ class Removable(Enum):
 
 
 EXPIRED: Final = Removable.EXPIRED
-_new = tuple.__new__  # of a named tuple with all its fields: what its own does, in half the time
 ATTEMPTS = 100  # times to read a row again because its value file was removed in between
 
 
@@ -168,7 +168,7 @@ class Loader:
             return None
         tags = packed[SMALLEST : -CRC_SIZE - len(payload)]  # b"" of a simple record: it ends before they would begin
         is_bare = expire is None and not tags
-        return payload, NO_METADATA if is_bare else _new(Metadata, (expire, tags, *NO_METADATA[2:]))
+        return payload, NO_METADATA if is_bare else new_tuple(Metadata, (expire, tags, *NO_METADATA[2:]))
 
     def load_recorded(self, key: Any, location: Location, stale: bool = False) -> tuple[Any, Record, int] | None:
         """Return the value of an entry, its record, and the version of its row when the three were together."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
+from ..coherence.ring import new_tuple
 from ..disk.contract import Constant
 from ..disk.value_files import Encoded
 from ..encoding import file_names, keys
@@ -54,7 +55,6 @@ _FAR = 1e300  # seconds; what is below is a float, and finite
 _SHORT = keys.DIGEST_ABOVE
 _NO_MORE = NO_METADATA[2:]  # metadata beside expiry and tags
 _number = int.from_bytes
-_new = tuple.__new__  # of a named tuple with all its fields: what its own does, in half the time
 
 _column = functools.lru_cache(maxsize=64, typed=True)(keys.encode_key)
 KEEP: Any = Constant("KEEP")  # as the expiry of a write: that of the entry which it replaces
@@ -173,7 +173,7 @@ class RowCodec:
             if metadata[2:] == _NO_MORE:
                 expire, tags = metadata.expire, metadata.tags
                 packed, column = pack_plain(stored_key, payload, expire, tags), tags_column(tags) if tags else None
-                return _new(Row, (packed, expire, None, column, 0, None, original, None, None))
+                return new_tuple(Row, (packed, expire, None, column, 0, None, original, None, None))
         record = Record(mode, payload, metadata, file, size)
         if self._sealer is not None:
             return encryption.sealed_row(store.disk, key, stored_key, record)
@@ -240,7 +240,7 @@ class RowCodec:
         """Return, quickly, what `changed` does for an entry that has no more metadata than an expiry and tags."""
         expire, tags, *_ = metadata
         packed = pack_plain(stored_key, payload, expire, tags)
-        return _new(Touch, (packed, expire, None, tags_column(tags) if tags else None))
+        return new_tuple(Touch, (packed, expire, None, tags_column(tags) if tags else None))
 
     def is_oversize(self, row: bytes | Row) -> bool:
         """Tell whether the value alone would exceed the size limit of its shard."""
@@ -259,7 +259,7 @@ class RowCodec:
         expiry = None if expire is None else self.expiry(expire)
         if expiry is None and not packed_tags:
             return NO_METADATA
-        return _new(Metadata, (expiry, packed_tags, *_NO_MORE))
+        return new_tuple(Metadata, (expiry, packed_tags, *_NO_MORE))
 
     def metadata_or_keep(self, expire: Any, packed_tags: bytes) -> Metadata:
         """Do the same for a write that may keep an entry's expiry: for KEEP that is KEEP, which `kept` replaces."""
@@ -433,7 +433,7 @@ def discard(store: EntryStore, encoded: Encoded) -> None:
 def with_expiry(metadata: Metadata, expiry: float | None) -> Metadata:
     """Return the metadata with another expiry; the time for which the entry is kept after it stays the same."""
     if metadata.retain_until is None:
-        return _new(Metadata, (expiry, *metadata[1:]))
+        return new_tuple(Metadata, (expiry, *metadata[1:]))
     retain_until = None
     if expiry is not None and metadata.expire is not None:
         retain_until = expiry + (metadata.retain_until - metadata.expire)

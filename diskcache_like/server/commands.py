@@ -646,8 +646,9 @@ def _record(client: Client, key: str | bytes) -> Record | None:
 def _note_expiry(client: Client, names: Words) -> None:
     """Tell the tracking when what was read expires: nothing else changes then."""
     for name in names:
-        entry = client.cache._hot.probe(key_of(name))
-        record = None if entry else _record(client, key_of(name))  # which may have expired since it was read
+        key = key_of(name)
+        entry = client.cache._hot.probe(key)
+        record = None if entry else _record(client, key)  # which may have expired since it was read
         expire = entry[3] if entry else record and record.metadata.expire
         if expire is not None:
             client.tracking.note_expiry(name, expire)

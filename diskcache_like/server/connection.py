@@ -42,7 +42,8 @@ class RespDoor:
         self.threads = cache._handle.threads  # from here on, what would block the loop raises WouldBlock
         self.tracking = Tracking(cache)
         self.is_ending = False
-        # One client at a time has a thread wait for the write lock: once it had that, the others mostly need no thread.
+        # Only one client at a time has a thread that waits for the write lock. Once that thread has had it, most others
+        # need none.
         self.is_writing = False
         self.waiting: list[Connection] = []  # for their turn
         self.is_empty = asyncio.Event()
@@ -173,7 +174,7 @@ class Connection(Client, asyncio.Protocol):
             self._answer(replies)
 
     def _wait_for_turn(self, replies: list[bytes]) -> None:
-        """Wait until the thread of another client is done; answer a timeout if that takes as long as one may wait."""
+        """Wait until another client's thread is done; answer with a timeout if that takes too long."""
         now, timeout = self._loop.time(), self.cache.timeout
         if not replies and now < self._deadline:
             self._waits = True
@@ -211,18 +212,18 @@ class Connection(Client, asyncio.Protocol):
                 self._answer(replies)
 
     def _carry_out(self, replies: list[bytes], writes: bool | None = None) -> None:
-        """Carry out what has arrived, up to the first command that is a write, or is none, if `writes` says so.
+        """Carry out the commands that have arrived: all of them, only writes, or only reads, until another one comes.
 
         A thread that writes ends its turn once it has taken as long as one command may wait.
         """
         commands, size = self._commands, 0
-        end = time.monotonic() + self.cache.timeout if writes else math.inf
+        end = time.monotonic() + self.cache.timeout
         while commands and size < ENOUGH and not self.ends and writes in (None, is_write(commands[0])):
             reply = carry_out(self, commands[0])
             commands.popleft()
             replies.append(reply)
             size += len(reply)
-            if end < math.inf and time.monotonic() >= end:
+            if writes and time.monotonic() >= end:
                 break
 
     def _answer(self, replies: list[bytes]) -> None:

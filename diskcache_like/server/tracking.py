@@ -37,7 +37,8 @@ from .resp import Failed, Push, encode
 from .values import key_of, name_of
 
 PERIOD: Final = 0.02  # seconds between looks
-SHARE: Final = 10  # of the time that goes by, looks take one part of so many
+SHARE: Final = 10  # looks take one part in so many of the time, at most
+ATTEMPTS: Final = 10  # to read the write buffer while nobody writes
 MOST: Final = 1_000_000  # keys that are remembered, each once for each client that has read it, and
 LONG: Final = 256  # bytes of a key that count as one more
 MANY: Final = 1 << 30
@@ -45,13 +46,13 @@ _log: Final = logging.getLogger(__name__)
 
 
 class Listener:
-    """A client that can be told; `is_tracking` is true while it is."""
+    """A client that can be told of changes, and is while `is_tracking`."""
 
     number: int  # which no other client of the server has
     is_tracking: bool
 
     def is_busy(self) -> bool:
-        """Tell whether replies are still to be written to commands that were carried out, or are being so."""
+        """Tell whether commands are being carried out whose replies are written later."""
         raise NotImplementedError
 
     def push(self, message: bytes) -> None:
@@ -217,8 +218,8 @@ class Tracking:
             del seen.watched[number]
             for name, readers in watch.readers.items():
                 self._watches -= len(readers) * _weight(name)
-                for number in readers & self._modes.keys():
-                    self._tell(self._modes[number][0], (name,))
+                for reader in readers & self._modes.keys():
+                    self._tell(self._modes[reader][0], (name,))
 
     def _written(self, store: Store, seen: _Shard) -> list[bytes] | None:
         """Return the keys that were written since the last call, None if they cannot be named."""
@@ -226,7 +227,7 @@ class Tracking:
         header, before = shard.header, seen.moment
         if ring is None or shard.disk.sealer is not None:
             return None
-        for _ in range(SHARE):
+        for _ in range(ATTEMPTS):
             tick = header[Header.TICK]
             last = tick if header[Header.SETTLED] == tick else -1  # else this write may not be in the ring yet
             words = ring.words

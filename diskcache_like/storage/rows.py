@@ -62,6 +62,11 @@ def with_queue(stored_key: bytes, row: Small) -> Small:
     return (*row, *_NO_COLUMNS[:2]) if queue is None else (*row, queue, num)
 
 
+def _whole(rows: Sequence[Small]) -> list[Small]:
+    """Return the rows with all columns."""
+    return [(*row, *_NO_COLUMNS)[:_ALL] for row in rows]
+
+
 def original_key_in(row: Small | None) -> bytes | None:
     """Return the original key of a row as `put_many` takes it, None for a removal or a row that has none."""
     original = row[8] if row is not None and len(row) > 8 else None
@@ -205,7 +210,7 @@ class Rows:
         before = self._count_from(first)  # mostly none: they are there if an earlier flush was not noted
         done = 0 if full else execute_many(sql.UPSERT_RECORD, rows).rowcount
         if done < len(rows):
-            done = execute_many(sql.UPSERT_SMALL, [(*row, *_NO_COLUMNS)[:_ALL] for row in rows]).rowcount
+            done = execute_many(sql.UPSERT_SMALL, _whole(rows)).rowcount
         is_done = done == len(rows)
         added = self._count_from(first) - before
         self._invalidation.count(added)
@@ -213,16 +218,15 @@ class Rows:
         return is_done
 
     def _are_replaced(self, rows: Sequence[Small], full: Sequence[Small]) -> bool:
-        """Replace records and expiries of rows that most likely are there; return False if that is not all of them.
+        """Replace records and expiries of rows that are most likely there; return False if any of them is not.
 
-        One that is not there, or differs in another column, stays as it is. `full`: those that are more than a record.
+        A row that is not there, or differs in another column, stays as it is. `full`: the rows of more than a record.
         """
         execute_many = self._connection.execute_many
         if not full:
             done = execute_many(sql.UPDATE_RECORD, [row[:4] for row in rows])
         elif all(spelling != spelling and queue != queue for *_, spelling, queue, _ in full):  # NaN: it has neither
-            all_of = [(*row, *_NO_COLUMNS)[:_ALL] for row in rows]
-            parameters = [(row[0], row[1], row[5], row[6], row[2], row[3], row[7]) for row in all_of]
+            parameters = [(row[0], row[1], row[5], row[6], row[2], row[3], row[7]) for row in _whole(rows)]
             done = execute_many(sql.UPDATE_EXPIRING, parameters)
         else:
             return False
