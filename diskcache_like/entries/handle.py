@@ -164,11 +164,12 @@ class Handle:
 
     def writes_slowly(self) -> bool:
         """Tell whether a write may take long now: it is synced to the disk, or others had to wait for a lock lately."""
-        for store in self.shards.stores:  # no generator, and mostly no clock, since each write of a face asks this
+        stores = self.shards.stores
+        for store in stores:  # no generator, and mostly no clock, since each write of a face asks this
             if store.shard.lock.contended():
                 self._contended_until = time.monotonic() + LATELY  # a hint for the next writes: any thread may set it
         is_contended = self._contended_until > 0.0 and time.monotonic() < self._contended_until
-        return is_contended or self.settings["durability"] == "power"
+        return is_contended or stores[0].shard.settings["durability"] == "power"
 
     @property
     def hot_limit(self) -> int:
