@@ -354,7 +354,7 @@ class Judge:
         for key in ("text", "file", "new"):
             if attempt(partial(cache.set, key, f"new {key}")):
                 self._changed(cache, key, f"new {key}")
-        if attempt(lambda: cache.set_many({"number": 5, "large": "z" * 250})) is not None:
+        if attempt(lambda: cache.set_many({"number": 5, "large": "z" * 250})) == 2:  # a planted limit refuses some
             self._changed(cache, "number", 5)
             self._changed(cache, "large", "z" * 250)
         counted = attempt(lambda: cache.incr("counter", 7))
