@@ -13,6 +13,7 @@ from benchmarks.command import progress
 from benchmarks.peers.spec import BenchmarkError, MissingSubject
 from benchmarks.workloads import awaited, contests, machines
 from benchmarks.workloads.encrypted import encrypted
+from benchmarks.workloads.everyday import everyday
 from benchmarks.workloads.full import full
 from benchmarks.workloads.mixes import mixes
 from benchmarks.workloads.section import Findings, Options, Run
@@ -49,6 +50,7 @@ SECTIONS = {
     "buffered": Section(contests.buffered, Options(repeats=15, operations=8_000), unasked=False),
     "encrypted": Section(encrypted, Options(repeats=15), unasked=False, alone=True),
     "mixes": Section(mixes, Options(repeats=9, operations=4_000), unasked=False),
+    "everyday": Section(everyday, Options(repeats=7), unasked=False),
     "awaited": Section(awaited.awaited, awaited.OPTIONS, unasked=False, alone=True, usual=awaited.OPTIONS),
     "machines": Section(machines.machines, machines.OPTIONS, unasked=False, alone=True, usual=machines.OPTIONS),
     "peers": Section(contests.peers, Options(repeats=9, operations=4_000), unasked=False),
