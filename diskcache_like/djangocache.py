@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar, Unpack
 
 from asgiref.sync import sync_to_async
-from django.core.cache.backends.base import DEFAULT_TIMEOUT, BaseCache
+from django.core.cache.backends.base import DEFAULT_TIMEOUT, MEMCACHE_MAX_KEY_LENGTH, BaseCache
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import request_started
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_NUMBERS = (int, float)
 FEW = 100  # items up to which `set_many` stores one by one: a transaction in each shard would take longer
 # Options of Django's own backends, and what they are called here.
 DJANGO_OPTIONS = {"MAX_ENTRIES": "max_entries", "CULL_FREQUENCY": None}
@@ -238,7 +239,9 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
 
     def make_key(self, key: Any, version: int | None = None) -> Any:
         """Return the key that is stored; a memoized function's `__cache_key__` is one already."""
-        return key.key if isinstance(key, MadeKey) else super().make_key(key, version=version)
+        if isinstance(key, MadeKey):
+            return key.key
+        return self.key_func(key, self.key_prefix, self.version if version is None else version)
 
     def make_and_validate_key(self, key: Any, version: int | None = None) -> Any:
         """Return the key that is stored, after `validate_key` has warned of what memcached would not take."""
@@ -247,13 +250,18 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
             self.validate_key(made)
         return made
 
+    def validate_key(self, key: str) -> None:
+        """Warn of a key that memcached would not take."""
+        if len(key) > MEMCACHE_MAX_KEY_LENGTH or not key.isprintable() or " " in key:  # or else Django has no objection
+            super().validate_key(key)
+
     def get_backend_timeout(self, timeout: Any = DEFAULT_TIMEOUT) -> Any:
         """Return seconds from now, or None for never; a timeout of 0 or less is over at once."""
         if timeout is DEFAULT_TIMEOUT:
             timeout = self.default_timeout
         if isinstance(timeout, timedelta):
             timeout = timeout.total_seconds()
-        return 0 if isinstance(timeout, int | float) and timeout < 0 else timeout
+        return 0 if isinstance(timeout, _NUMBERS) and timeout < 0 else timeout
 
     # -- one entry ------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ pytest.importorskip("django")
 
 from asgiref.sync import ThreadSensitiveContext
 from django.core.cache import CacheHandler, CacheKeyWarning
-from django.core.cache.backends.base import BaseCache
+from django.core.cache.backends.base import BaseCache, memcache_key_warnings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import request_started
 
@@ -396,6 +396,14 @@ def test_keys_that_memcached_would_refuse_are_warned_of(
         operation(make_present(django, "a b"), "a b")
     with pytest.warns(CacheKeyWarning, match="longer than 250"):
         operation(make_present(django, "x" * 250), "x" * 250)
+
+
+def test_each_character_is_warned_of_where_django_warns_of_it(django: DjangoCache) -> None:
+    for character in (*map(chr, range(0x300)), "\u2028", "\ud800", "\U0001f600"):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            django.validate_key(f"a{character}b")
+        assert [str(one.message) for one in caught] == list(memcache_key_warnings(f"a{character}b"))
 
 
 def make_present(cache: DjangoCache, key: str) -> DjangoCache:
