@@ -9,6 +9,7 @@ key is used only if it encodes to the stored key.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import hashlib
 import math
 import secrets
@@ -324,6 +325,7 @@ def _may_be_prime(number: int) -> bool:
     return math.gcd(number, _PRIMORIAL) == 1 and pow(2, number - 1, number) == 1
 
 
+@functools.lru_cache(maxsize=64)  # of a cache's modulus, which each of its shards has
 def is_prime(number: int) -> bool:
     """Tell whether a number above 37 is prime, by the Miller-Rabin test, which is exact below 2**64 for these bases."""
     twos = ((number - 1) & -(number - 1)).bit_length() - 1

@@ -134,7 +134,8 @@ class Handle:
         self.disk = stores[0].disk
         self._set_codecs()
         for name, value in self.settings.items():
-            self.apply(name, value)
+            if not name.startswith("compress_"):  # which the codecs have
+                self.apply(name, value)
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -152,6 +152,8 @@ class Store:
             is_flushed = False
             with contextlib.suppress(DirectoryError, DiskFull, StorageError):
                 if shard.is_current():  # else what waits is another database's
+                    if shard.ring is not None and shard.ring.waiting():
+                        self.connection.take_over_reader()
                     self.transactions.mend()
                     self.writer.buffer.flush()  # what is left stays in its file, where the next opening finds it
                     is_flushed = True

@@ -42,6 +42,7 @@ from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.storage import write_buffer
 from diskcache_like.storage.opening import opener, replacement
 from diskcache_like.storage.rows import Rows
+from diskcache_like.storage.shard import writer_connection
 from diskcache_like.storage.shard.open_shard import OpenShard
 from diskcache_like.storage.shard.writer_connection import WriterConnection
 from diskcache_like.storage.sqlite import statements
@@ -2021,3 +2022,49 @@ def test_values_are_compressed_while_others_wait(tmp_path: Path) -> None:
         caches = [stack.enter_context(Cache(tmp_path, compressor="zstd", **SMALL)) for _ in range(5)]
         for count, cache in enumerate(caches):
             assert cache.incr("large", 10**1000) == 10**1000 * (count + 1)
+
+
+# -- closing ----------------------------------------------------------------------------------------------------------
+
+
+def _connects(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the paths of the databases that are opened for writing from now on."""
+    opened, connect = list[str](), writer_connection.connect_writer
+
+    def counting(path: str, settings: dict[str, Any], timeout: float) -> sqlite3.Connection:
+        opened.append(path)
+        return connect(path, settings, timeout)
+
+    monkeypatch.setattr(writer_connection, "connect_writer", counting)
+    return opened
+
+
+def test_closing_flushes_over_the_connection_that_has_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Cache(tmp_path) as cache:
+        cache["key"] = 0
+    with Cache(tmp_path) as other:
+        other["key"] = 0.5  # with which it has looked after the limit
+        opened = _connects(monkeypatch)
+        with Cache(tmp_path) as cache:
+            assert cache["key"] == 0.5
+            cache["key"] = 1
+        assert not opened
+    with sqlite3.connect(tmp_path / "cache.db") as connection:
+        assert connection.execute("SELECT count(*) FROM entry").fetchone() == (1,)
+
+
+def test_closing_opens_the_database_again_where_the_reader_cannot_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Cache(tmp_path) as cache:
+        cache["key"] = 0
+    with Cache(tmp_path) as other:
+        other["key"] = 0.5
+        opened = _connects(monkeypatch)
+        with Cache(tmp_path) as cache:
+            cache["key"] = 1
+            cache._shards.stores[0].shard.pool.free[0].execute("PRAGMA query_only = ON")
+        assert len(opened) == 1
+    with Cache(tmp_path) as cache:
+        assert cache["key"] == 1
+        assert cache.check() == []

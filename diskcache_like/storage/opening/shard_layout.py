@@ -27,6 +27,7 @@ class ShardLayout:
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
+        self._said: dict[str, Any] = {}  # what the first shard said that the last look at their number has read
 
     def path(self, number: int) -> str:
         """Return the directory of one of several shards."""
@@ -34,6 +35,7 @@ class ShardLayout:
 
     def stored(self) -> int | None:
         """Return the number of shards that the directory was made with, None where there is no cache yet."""
+        self._said = {}
         if paths.mode_of(os.path.join(self.directory, GENERATIONS)) or has_database(self.directory):
             return 1
         present = self._numbers()
@@ -56,6 +58,7 @@ class ShardLayout:
         for number in present:
             identity = _peek(self.path(number))
             if identity is not None:
+                self._said = self._said or identity
                 layout = int(identity.get("shards", 1))  # one, where it is a cache by itself
                 said[layout] += 1
                 if layout == len(present) or said[layout] > 1:
@@ -64,6 +67,8 @@ class ShardLayout:
 
     def known_identity(self) -> dict[str, Any]:
         """Return what the first shard that can be read says it is; nothing where none can."""
+        if self._said:
+            return self._said
         for path in (self.directory, *map(self.path, self._numbers())):
             identity = _peek(path)
             if identity is not None:

@@ -80,6 +80,19 @@ class WriterConnection:
         self.cursor = None
         return self.raw
 
+    def take_over_reader(self) -> None:
+        """Write over a free reader from now on, if no connection is open: before closing, that saves opening one."""
+        connection = self._pool.hand_over() if self.raw is None else None
+        if connection is not None:
+            try:
+                connection.execute(sql.CHANGE_NOTHING)
+            except BaseException as error:
+                connection.close()
+                if not isinstance(error, FAILURES):  # else the next statement opens another one, or says what is wrong
+                    raise
+            else:
+                self.raw = connection
+
     def open_cursor(self) -> sqlite3.Cursor:
         """Return the cursor for the statements that matter most, and keep it."""
         self.cursor = cursor = self.open().cursor()

@@ -108,6 +108,17 @@ class ReaderPool:
             self._made.discard(cursor)
             self._room.notify()
 
+    def hand_over(self) -> sqlite3.Connection | None:
+        """Return a connection that is free now, which leaves the pool for good; None if there is none."""
+        try:
+            cursor = self.free.pop()
+        except IndexError:
+            return None
+        with self._guard:
+            self._made.discard(cursor)
+            self._room.notify()
+        return cursor.connection
+
     def drain(self) -> None:
         """Close the connections that are free now; others are opened in their place when they are needed."""
         with contextlib.suppress(IndexError):
