@@ -146,10 +146,11 @@ def _first(
     with spec.opened(directory) as writer, spec.opened(directory) as reader:
         keys, dice, put = keys_of(CALLS), random.Random(SEED), partial(writer.set, **named)
 
-        def turn(_: int) -> tuple[float, float]:
+        def turn(number: int) -> tuple[float, float]:
             values = [make(dice) for _ in keys]
-            times = each(put, zip(keys, values, strict=True)), read_each(reader, keys)
-            if values != [reader.get(key) for key in keys]:
+            times = each(put, zip(keys, values, strict=True)), each(reader.get, ((key,) for key in keys))
+            # In the first turn only: a second read would have the reader keep the decoded value, and free it later.
+            if number == 0 and values != [reader.get(key) for key in keys]:
                 raise BenchmarkError(f"{spec.name}: another value was read than was stored")
             return times
 
