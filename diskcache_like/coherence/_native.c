@@ -175,6 +175,8 @@ static PyObject *write_back(PyObject *module, PyObject *descriptor)
 
 static PyMethodDef functions[] = {
     {"end", (PyCFunction)(void (*)(void))end, METH_FASTCALL, NULL},
+    {"located", (PyCFunction)(void (*)(void))located, METH_FASTCALL, NULL},
+    {"open_plain", (PyCFunction)(void (*)(void))open_plain, METH_FASTCALL, NULL},
     {"pack_plain", (PyCFunction)(void (*)(void))pack_plain, METH_FASTCALL, NULL},
     {"read_plain", read_plain, METH_O, NULL},
     {"watch_steps", watch_steps, METH_O, NULL},

@@ -255,6 +255,18 @@ class Shard:
         must have, or, if it is odd, that it gets during the write; 0 for any.
         """
 
+def located(key: object, modulus: int, place: Any, /) -> tuple[bytes, int, Any] | None:
+    """Return (stored key, hash, place) of a text, a byte string or a number below 2**32 as a key (encoding/keys.py).
+
+    None for any other key, and for one whose stored key is digested before it is hashed.
+    """
+
+def open_plain(stored_key: bytes, packed: object, /) -> Any:
+    """Return the value of an intact simple record that is a text, a byte string or a number (encoding/record.py).
+
+    NotImplemented for any other record, and for one of more than 1,024 bytes.
+    """
+
 def pack_plain(stored_key: bytes, payload: bytes, expire: float | None, tags: bytes, /) -> bytes:
     """Return the record of a value in the row with no more metadata than these two (encoding/record.py)."""
 

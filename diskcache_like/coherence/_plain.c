@@ -1,4 +1,5 @@
-/* Plain data in msgpack: None, booleans, integers of 64 bits, floats, texts, byte strings, lists and dictionaries.
+/* Plain data in msgpack (None, booleans, integers of 64 bits, floats, texts, byte strings, lists and dictionaries), and
+   the records and keys that have nothing else.
 
    What a scan has found sound is read without looking again, and no list is made longer than the bytes account for.
    Everything else is left to Python: extensions, damage, floats of 32 bits, texts with lone surrogates to write. */
@@ -169,25 +170,28 @@ static PyObject *container(Token token, const uint8_t **at, const uint8_t *end, 
     return made;
 }
 
-/* Return NotImplemented for anything but plain bytes; what may be changed by others after the scan is none. */
-PyObject *read_plain(PyObject *module, PyObject *payload)
+static PyObject *plain_value(const uint8_t *at, const uint8_t *end)
 {
     Key keys[KEYS] = {{0}};
-    char *content;
-    Py_ssize_t size;
-    const uint8_t *at;
     PyObject *value;
     int index;
-    (void)module;
-    if (!PyBytes_CheckExact(payload) || PyBytes_AsStringAndSize(payload, &content, &size) < 0)
+    if (!is_sound(at, end))
         return Py_NewRef(Py_NotImplemented);
-    at = (const uint8_t *)content;
-    if (!is_sound(at, at + size))
-        return Py_NewRef(Py_NotImplemented);
-    value = value_at(&at, at + size, keys, 0);
+    value = value_at(&at, end, keys, 0);
     for (index = 0; index < KEYS; index++)
         Py_XDECREF(keys[index].text);
     return value;
+}
+
+/* Return NotImplemented for anything but plain bytes; what may be changed by others after the scan is none. */
+PyObject *read_plain(PyObject *module, PyObject *payload)
+{
+    char *content;
+    Py_ssize_t size;
+    (void)module;
+    if (!PyBytes_CheckExact(payload) || PyBytes_AsStringAndSize(payload, &content, &size) < 0)
+        return Py_NewRef(Py_NotImplemented);
+    return plain_value((const uint8_t *)content, (const uint8_t *)content + size);
 }
 
 /* -- writing: each function returns 0 for want of memory, or if it is not plain -- */
@@ -312,6 +316,10 @@ PyObject *write_plain(PyObject *module, PyObject *value)
 
 /* -- records: encoding/record.py says how they are laid out -- */
 
+#define RESIDUE 0x2144DF1C   /* CRC-32 of any message followed by its own */
+#define CHECKED_HERE 1024    /* bytes up to which the checksum of this core is as fast as any */
+#define LEAST_SIMPLE 6       /* bytes of the smallest simple record */
+#define LONGEST_KEY 64       /* DIGEST_ABOVE of encoding/keys.py */
 #define PLAIN_HEAD 26 /* bytes of a full record before its tags */
 #define FULL 2
 #define HAS_EXPIRE 2
@@ -363,4 +371,77 @@ PyObject *pack_plain(PyObject *module, PyObject *const *args, Py_ssize_t count)
     at = PyBytes_AsString(packed);
     put_least_first(at + head, dl_crc32(dl_crc32(0, key, (size_t)key_size), at, (size_t)head), 4);
     return packed;
+}
+
+/* Return the value of an intact simple record that is a text, a byte string or a number; NotImplemented for others. */
+PyObject *open_plain(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    char *key, *packed;
+    Py_ssize_t key_size, size;
+    const uint8_t *at, *end;
+    Token token;
+    PyObject *value = NULL;
+    (void)module;
+    if (!takes("open_plain", count, 2))
+        return NULL;
+    if (PyBytes_CheckExact(args[1]) && PyBytes_AsStringAndSize(args[1], &packed, &size) >= 0 && size >= LEAST_SIMPLE
+        && size <= CHECKED_HERE && *packed == 1 && PyBytes_AsStringAndSize(args[0], &key, &key_size) >= 0
+        && dl_crc32(dl_crc32(0, key, (size_t)key_size), packed, (size_t)size) == RESIDUE) {
+        at = (const uint8_t *)packed + 1;
+        end = (const uint8_t *)packed + size - 4;
+        token = taken(&at, end);
+        if (token.kind != CONSTANT && token.kind != REAL && token.kind != ARRAY && token.kind != MAP)
+            value = plain_value((const uint8_t *)packed + 1, end);
+    }
+    PyErr_Clear(); /* what is no text, too, is left to Python, which says so */
+    return value ? value : Py_NewRef(Py_NotImplemented);
+}
+
+/* Return (stored key, hash, place) of a text, a byte string or a small number as a key; None for any other, whose
+   stored key is longer than DIGEST_ABOVE bytes, too. `args`: the key, the modulus, the place. */
+PyObject *located(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    uint8_t stored[LONGEST_KEY + 2];
+    const char *content = NULL;
+    char *bytes;
+    Py_ssize_t size = 0, used, index;
+    uint64_t modulus, number;
+    unsigned __int128 left = 0;
+    (void)module;
+    if (!takes("located", count, 3) || !is_word(args[1], &modulus))
+        return NULL;
+    if (PyUnicode_CheckExact(args[0])) {
+        if (!(content = PyUnicode_AsUTF8AndSize(args[0], &size)))
+            PyErr_Clear();
+        stored[0] = size < 32 ? (uint8_t)(0xA0 | size) : 0xD9;
+        used = size < 32 ? 1 : 2;
+    } else if (PyBytes_CheckExact(args[0])) {
+        content = PyBytes_AsStringAndSize(args[0], &bytes, &size) < 0 ? NULL : bytes;
+        stored[0] = 0xC4;
+        used = 2;
+    } else if (PyLong_CheckExact(args[0])) {
+        number = PyLong_AsUnsignedLongLong(args[0]);
+        if (PyErr_Occurred())
+            PyErr_Clear();
+        else if (number <= UINT32_MAX)
+            content = "";
+        used = number < 128 ? 1 : 5;
+        stored[0] = number < 128 ? (uint8_t)number : 0xCE;
+        for (index = 4; index; index--, number >>= 8)
+            stored[index] = (uint8_t)number;
+    } else {
+        Py_RETURN_NONE;
+    }
+    if (!content || used + size > LONGEST_KEY || !modulus)
+        Py_RETURN_NONE;
+    if (used == 2)
+        stored[1] = (uint8_t)size;
+    memcpy(stored + used, content, (size_t)size);
+    used += size;
+    for (index = 0; used - index >= 8; index += 8)
+        left = (left << 64 | (four_at(stored + index) << 32 | four_at(stored + index + 4))) % modulus;
+    for (number = 0, size = 8 * (used - index); index < used; index++)
+        number = number << 8 | stored[index];
+    left = (left << size | number) % modulus;
+    return Py_BuildValue("(y#KO)", (const char *)stored, used, (unsigned long long)left << 2, args[2]);
 }

@@ -9,7 +9,6 @@ key is used only if it encodes to the stored key.
 from __future__ import annotations
 
 import datetime as dt
-import functools
 import hashlib
 import math
 import secrets
@@ -22,6 +21,7 @@ from pathlib import PosixPath, PureWindowsPath
 from typing import Any, Final, NoReturn, Self
 from uuid import UUID
 
+from ..coherence import _native
 from ..errors import DecodeError, KeyEncodeError, KeyTooLarge, ValueEncodeError
 from ..system.signals import reraise_signal
 from . import canonical, made_keys
@@ -48,6 +48,7 @@ __all__ = [
     "is_prime",
     "key_hash",
     "kind_of",
+    "located",
     "new_modulus",
     "original_key",
     "queue_columns",
@@ -306,6 +307,9 @@ def key_hash(stored_key: bytes, modulus: int) -> int:
     return (int.from_bytes(stored_key, "big") % modulus) << 2
 
 
+located = _native.located  # quickly, what `encode_key` and `key_hash` return for most keys
+
+
 def new_modulus() -> int:
     """Choose a random prime between 2**59 and 2**60, so that nobody can prepare keys whose hashes collide.
 
@@ -325,7 +329,7 @@ def _may_be_prime(number: int) -> bool:
     return math.gcd(number, _PRIMORIAL) == 1 and pow(2, number - 1, number) == 1
 
 
-@functools.lru_cache(maxsize=64)  # of a cache's modulus, which each of its shards has
+@lru_cache(maxsize=64)  # of a cache's modulus, which each of its shards has
 def is_prime(number: int) -> bool:
     """Tell whether a number above 37 is prime, by the Miller-Rabin test, which is exact below 2**64 for these bases."""
     twos = ((number - 1) & -(number - 1)).bit_length() - 1

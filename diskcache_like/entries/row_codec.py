@@ -53,6 +53,7 @@ from .hot import PLAIN_TYPES
 _QUEUE_KEYS = frozenset({keys.QueueKey, keys.PrefixedQueueKey})
 _FAR = 1e300  # seconds; what is below is a float, and finite
 _SHORT = keys.DIGEST_ABOVE
+located = keys.located
 _NO_MORE = NO_METADATA[2:]  # metadata beside expiry and tags
 _number = int.from_bytes
 
@@ -79,17 +80,21 @@ class RowCodec:
         self._warned = self._warned_of_file = False
         self.modulus = handle.shards.modulus
         self.stored_key = handle.disk.key_encoder()
+        self._encodes_keys = self.stored_key is keys.encode_key
         self.lifetimes: Lifetimes | None = None  # None: entries live as long as those who write them say
 
     # -- where a key lives ----------------------------------------------------------------------------------------
 
     def locate(self, key: Any) -> Location:
         """Return the stored key, its hash and the store that it lives in."""
+        found = located(key, self.modulus, self._one) if self._encodes_keys else None
+        if found is not None:
+            if self._one is not None:
+                return found
+            stored_key, home, _ = found
+            return stored_key, home, self._shards.of(home)
         stored_key = self.stored_key(key)
-        if len(stored_key) <= _SHORT:  # what `key_hash` does, without the call
-            home = (_number(stored_key, "big") % self.modulus) << 2
-        else:
-            home = keys.key_hash(stored_key, self.modulus)
+        home = keys.key_hash(stored_key, self.modulus)
         if self._one is not None:
             return stored_key, home, self._one
         if type(key) in _QUEUE_KEYS:

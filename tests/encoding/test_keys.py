@@ -378,3 +378,25 @@ def test_no_flipped_bit_makes_another_prime_of_a_modulus() -> None:
 def test_strong_pseudoprimes_are_not_taken_for_primes(number: int) -> None:
     assert not keys_module.is_prime(number)
     assert keys_module.is_prime((1 << 61) - 1)
+
+
+USUAL = st.text(max_size=70) | st.binary(max_size=70) | st.integers(0, 1 << 33)
+
+
+@given(USUAL | st.booleans() | st.none() | st.tuples(USUAL) | st.floats(), st.integers(3, (1 << 60) - 1))
+def test_the_core_locates_most_keys_as_python_does(key: Any, modulus: int) -> None:
+    stored_key = encode_key(key)
+    expected = stored_key, keys_module.key_hash(stored_key, modulus), "place"
+    is_usual = type(key) in (str, bytes) or (type(key) is int and key < 1 << 32)
+    is_short = len(stored_key) <= keys_module.DIGEST_ABOVE
+    assert keys_module.located(key, modulus, "place") == (expected if is_usual and is_short else None)
+
+
+def test_the_core_locates_no_other_key() -> None:
+    class Text(str):
+        __slots__ = ()
+
+    for key in ("\ud800", -1, 1 << 64, Text("key"), 5.0, object(), "x" * 1_000):
+        assert keys_module.located(key, 7, None) is None
+    with pytest.raises(TypeError):
+        keys_module.located("key", "7", None)  # type: ignore[arg-type]

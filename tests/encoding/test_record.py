@@ -15,12 +15,14 @@ from diskcache_like.encoding.record import (
     VERSION_SIZE,
     Metadata,
     Record,
+    open_plain,
     pack,
     pack_full,
     pack_plain,
     pack_simple,
     unpack,
 )
+from diskcache_like.encoding.values import encode_value
 from diskcache_like.errors import DecodeError, SignatureError
 
 SIGNER, OTHER = Signer(b"one secret of 16 bytes and more"), Signer(b"another secret of 16 bytes and more")
@@ -90,6 +92,36 @@ def test_the_core_packs_bytes_alone_and_no_more_tags_than_fit() -> None:
     for wrong in (("key", b"", None, b""), (b"", "value", None, b""), (b"", b"", "soon", b""), (b"", b"", None, None)):
         with pytest.raises(TypeError):
             pack_plain(*wrong)
+
+
+PLAIN = st.text(max_size=200) | st.binary(max_size=1_100) | st.integers(-(1 << 63), (1 << 64) - 1)
+
+
+@given(stored_keys, PLAIN | st.none() | st.booleans() | st.floats() | st.lists(PLAIN, max_size=2))
+def test_the_core_opens_simple_records_of_texts_bytes_and_numbers(stored: bytes, value: object) -> None:
+    payload = encode_value(value)
+    packed = pack_plain(stored, payload, None, b"")
+    opened = open_plain(stored, packed)
+    if type(value) in (str, bytes, int) and len(packed) <= 1_024:
+        assert (type(opened), opened) == (type(value), value)
+    else:
+        assert opened is NotImplemented
+    assert open_plain(stored, pack_plain(stored, payload, 5.0, b"")) is NotImplemented
+    assert open_plain(stored + b"x", packed) is NotImplemented
+
+
+def test_the_core_opens_nothing_that_is_damaged_or_no_text() -> None:
+    for payload in (b"\xa3\xff\xfe\xfd", b"\xa5ab", b"\xa2abc", b"", b"\xc1", b"\xc7\x00\x05"):
+        assert open_plain(b"key", pack_plain(b"key", payload, None, b"")) is NotImplemented
+    packed = pack_plain(b"key", b"\xa5value", None, b"")
+    for position in range(len(packed)):
+        for bit in range(8):
+            changed = packed[:position] + bytes((packed[position] ^ 1 << bit,)) + packed[position + 1 :]
+            assert open_plain(b"key", changed) is NotImplemented
+    for size in range(len(packed)):
+        assert open_plain(b"key", packed[:size]) is NotImplemented
+    for other in (bytearray(packed), None, "text", 5):
+        assert open_plain(b"key", other) is NotImplemented
 
 
 @pytest.mark.parametrize("signer", [None, SIGNER], ids=["checked", "signed"])

@@ -46,7 +46,7 @@ from diskcache_like.storage.shard import writer_connection
 from diskcache_like.storage.shard.open_shard import OpenShard
 from diskcache_like.storage.shard.writer_connection import WriterConnection
 from diskcache_like.storage.sqlite import statements
-from diskcache_like.storage.sqlite.connection import corrupt
+from diskcache_like.storage.sqlite.connection import connect_writer, corrupt
 from diskcache_like.storage.store import Store
 from diskcache_like.storage.upkeep import bulk_removal
 from diskcache_like.storage.upkeep.trash import GRACE
@@ -2029,7 +2029,7 @@ def test_values_are_compressed_while_others_wait(tmp_path: Path) -> None:
 
 def _connects(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the paths of the databases that are opened for writing from now on."""
-    opened, connect = list[str](), writer_connection.connect_writer
+    opened, connect = list[str](), connect_writer
 
     def counting(path: str, settings: dict[str, Any], timeout: float) -> sqlite3.Connection:
         opened.append(path)
