@@ -207,6 +207,7 @@ static int executed(PyObject *module)
         {"LAST", DL_LAST}, {"HEAD", DL_HEAD}, {"FLUSHED", DL_FLUSHED}, {"FLUSHED_LAST", DL_FLUSHED_LAST},
         {"FLOOR", DL_FLOOR}, {"CARRYING", DL_CARRYING}, {"TAKEN", DL_TAKEN}, {"BUSY", DL_BUSY}, {"HELD", DL_HELD},
         {"LONGEST_WALK", DL_LONGEST_WALK}, {"HEADER_SIZE", sizeof(dl_header)}, {"FARTHEST", DL_FARTHEST},
+        {"DIGEST_ABOVE", DIGEST_ABOVE}, {"SHARD_PRIME", SHARD_PRIME},
     };
     State *state = PyModule_GetState(module);
     size_t index;

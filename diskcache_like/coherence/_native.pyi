@@ -45,6 +45,9 @@ LONGEST_WALK: Final[int]
 HEADER_SIZE: Final[int]
 FARTHEST: Final[int]  # offset that no ring comes to; what is beyond is damage
 
+DIGEST_ABOVE: Final[int]  # bytes; a longer stored key is digested before it is hashed, because division is quadratic
+SHARD_PRIME: Final[int]  # keys with regular hashes still spread over the shards
+
 # The fields of a `Written` (ring.py).
 Fields: TypeAlias = tuple[int, int, bytes, bytes | None, float | None, float | None, str | None, bytes | None, bool]
 
@@ -255,8 +258,8 @@ class Shard:
         must have, or, if it is odd, that it gets during the write; 0 for any.
         """
 
-def located(key: object, modulus: int, place: Any, /) -> tuple[bytes, int, Any] | None:
-    """Return (stored key, hash, place) of a text, a byte string or a number below 2**32 as a key (encoding/keys.py).
+def located(key: object, modulus: int, stores: list[Any], /) -> tuple[bytes, int, Any] | None:
+    """Return (stored key, hash, store) of a text, a byte string or a number below 2**32 as a key (encoding/keys.py).
 
     None for any other key, and for one whose stored key is digested before it is hashed.
     """

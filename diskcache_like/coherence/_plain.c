@@ -319,7 +319,6 @@ PyObject *write_plain(PyObject *module, PyObject *value)
 #define RESIDUE 0x2144DF1C   /* CRC-32 of any message followed by its own */
 #define CHECKED_HERE 1024    /* bytes up to which the checksum of this core is as fast as any */
 #define LEAST_SIMPLE 6       /* bytes of the smallest simple record */
-#define LONGEST_KEY 64       /* DIGEST_ABOVE of encoding/keys.py */
 #define PLAIN_HEAD 26 /* bytes of a full record before its tags */
 #define FULL 2
 #define HAS_EXPIRE 2
@@ -397,16 +396,17 @@ PyObject *open_plain(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return value ? value : Py_NewRef(Py_NotImplemented);
 }
 
-/* Return (stored key, hash, place) of a text, a byte string or a small number as a key; None for any other, whose
-   stored key is longer than DIGEST_ABOVE bytes, too. `args`: the key, the modulus, the place. */
+/* Return (stored key, hash, store) of a text, a byte string or a small number as a key; None for any other, and where the
+   stored key would be digested. `args`: the key, the modulus, the list of stores. */
 PyObject *located(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    uint8_t stored[LONGEST_KEY + 2];
+    uint8_t stored[DIGEST_ABOVE + 2];
     const char *content = NULL;
     char *bytes;
     Py_ssize_t size = 0, used, index;
     uint64_t modulus, number;
     unsigned __int128 left = 0;
+    PyObject *store;
     (void)module;
     if (!takes("located", count, 3) || !is_word(args[1], &modulus))
         return NULL;
@@ -432,7 +432,7 @@ PyObject *located(PyObject *module, PyObject *const *args, Py_ssize_t count)
     } else {
         Py_RETURN_NONE;
     }
-    if (!content || used + size > LONGEST_KEY || !modulus)
+    if (!content || used + size > DIGEST_ABOVE || !modulus)
         Py_RETURN_NONE;
     if (used == 2)
         stored[1] = (uint8_t)size;
@@ -443,5 +443,9 @@ PyObject *located(PyObject *module, PyObject *const *args, Py_ssize_t count)
     for (number = 0, size = 8 * (used - index); index < used; index++)
         number = number << 8 | stored[index];
     left = (left << size | number) % modulus;
-    return Py_BuildValue("(y#KO)", (const char *)stored, used, (unsigned long long)left << 2, args[2]);
+    size = PyList_Size(args[2]);
+    store = size > 0 ? PyList_GetItem(args[2], (Py_ssize_t)((uint64_t)left % SHARD_PRIME % (uint64_t)size)) : NULL;
+    if (!store) /* what is no list has set an error */
+        return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+    return Py_BuildValue("(y#KO)", (const char *)stored, used, (unsigned long long)left << 2, store);
 }

@@ -294,7 +294,7 @@ def original_key(key: Any, stored_key: bytes) -> bytes | None:
 
 # ------------------------------------------------------------------------------------- place in the database
 
-DIGEST_ABOVE: Final = 64  # bytes; a longer key is digested before it is divided, because division is quadratic
+DIGEST_ABOVE: Final = _native.DIGEST_ABOVE
 MODULUS_BITS: Final = 61  # bits of a stored modulus in which a flip would not be noticed by its size alone
 _PRIMES: Final = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 _PRIMORIAL: Final = math.prod(_PRIMES)  # testing for a common factor with it rules out seven of ten odd numbers

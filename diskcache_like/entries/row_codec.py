@@ -87,12 +87,8 @@ class RowCodec:
 
     def locate(self, key: Any) -> Location:
         """Return the stored key, its hash and the store that it lives in."""
-        found = located(key, self.modulus, self._one) if self._encodes_keys else None
-        if found is not None:
-            if self._one is not None:
-                return found
-            stored_key, home, _ = found
-            return stored_key, home, self._shards.of(home)
+        if self._encodes_keys and (found := located(key, self.modulus, self._shards.stores)) is not None:
+            return found
         stored_key = self.stored_key(key)
         home = keys.key_hash(stored_key, self.modulus)
         if self._one is not None:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from ..coherence import _native
 from ..coherence.write_lock import WriteLock
 from ..disk.contract import Disk
 from ..errors import CacheError, DirectoryError, SecretError, SettingError, too_few_descriptors
@@ -30,7 +31,6 @@ _PATIENCE = 0.1  # seconds at most that opening waits for the end of a cross-sha
 # Of each shard: the lock, the mapped generations and write buffer, -shm, and database and -wal for each connection.
 LEAST_DESCRIPTORS, MOST_DESCRIPTORS = (4 + 2 * connections for connections in (2, MAX_READERS + 1))
 OWN_DESCRIPTORS = 2  # of the cache: the counts, which it has open and mapped
-_SHARD_PRIME = 1_000_003  # keys with regular hashes still spread over the shards
 
 
 class _LayoutChanged(Exception):
@@ -167,7 +167,7 @@ class ShardSet:
     def of(self, home: int) -> Store:
         """Return the store that holds the key with this hash."""
         stores = self.stores
-        return stores[(home >> 2) % _SHARD_PRIME % len(stores)]
+        return stores[(home >> 2) % _native.SHARD_PRIME % len(stores)]
 
     def transaction(self, timeout: float | None) -> contextlib.AbstractContextManager[None]:
         """Make the body one transaction of the calling task over all shards; nested, a savepoint of it.

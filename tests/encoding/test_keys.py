@@ -33,6 +33,7 @@ from diskcache_like.encoding.keys import (
 )
 from diskcache_like.encoding.values import encode_value
 from diskcache_like.errors import DecodeError
+from diskcache_like.storage.shards import ShardSet
 
 from ..support.sample_keys import (
     DISTINCT,
@@ -385,11 +386,16 @@ USUAL = st.text(max_size=70) | st.binary(max_size=70) | st.integers(0, 1 << 33)
 
 @given(USUAL | st.booleans() | st.none() | st.tuples(USUAL) | st.floats(), st.integers(3, (1 << 60) - 1))
 def test_the_core_locates_most_keys_as_python_does(key: Any, modulus: int) -> None:
-    stored_key = encode_key(key)
-    expected = stored_key, keys_module.key_hash(stored_key, modulus), "place"
+    stored_key, shards = encode_key(key), ShardSet.__new__(ShardSet)
+    home = keys_module.key_hash(stored_key, modulus)
     is_usual = type(key) in (str, bytes) or (type(key) is int and key < 1 << 32)
-    is_short = len(stored_key) <= keys_module.DIGEST_ABOVE
-    assert keys_module.located(key, modulus, "place") == (expected if is_usual and is_short else None)
+    for count in (1, 3, 8):
+        vars(shards)["stores"] = [*map(str, range(count))]
+        found = keys_module.located(key, modulus, shards.stores)
+        if is_usual and len(stored_key) <= keys_module.DIGEST_ABOVE:
+            assert found == (stored_key, home, shards.of(home))
+        else:
+            assert found is None
 
 
 def test_the_core_locates_no_other_key() -> None:
@@ -397,6 +403,8 @@ def test_the_core_locates_no_other_key() -> None:
         __slots__ = ()
 
     for key in ("\ud800", -1, 1 << 64, Text("key"), 5.0, object(), "x" * 1_000):
-        assert keys_module.located(key, 7, None) is None
-    with pytest.raises(TypeError):
-        keys_module.located("key", "7", None)  # type: ignore[arg-type]
+        assert keys_module.located(key, 7, [1]) is None
+    assert keys_module.located("key", 7, []) is None
+    for modulus, stores in (("7", [1]), (7, None), (-1, [1])):
+        with pytest.raises((TypeError, SystemError, OverflowError)):
+            keys_module.located("key", modulus, stores)  # type: ignore[arg-type]
