@@ -269,5 +269,15 @@ class Rules:
 
     def _packed_tags(self, value: Any, context: Computing) -> bytes:
         tags = self.tags if context.tags is None else context.tags
-        packed = pack_tags(tags=tags(value) if callable(tags) else tags)
+        if callable(tags):
+            return self._with_hidden(tags(value))
+        return self._fixed_tags if context.tags is None else self._with_hidden(tags)
+
+    @cached_property
+    def _fixed_tags(self) -> bytes:
+        """Return the tags of a result, packed, where neither it nor its function has a say in them."""
+        return self._with_hidden(self.tags)
+
+    def _with_hidden(self, tags: Any) -> bytes:
+        packed = pack_tags(tags=tags)
         return join_hidden({*split_tags(packed), self.hidden}) if self.hidden else packed
