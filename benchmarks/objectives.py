@@ -47,6 +47,8 @@ def options() -> argparse.ArgumentParser:
     made = parser("benchmarks.objectives", __doc__, "directory", "report", "docs", "json")
     add_only(made, "section", SECTIONS)
     made.add_argument("--complete", action="store_true", help="fail also if an objective was not measured")
+    told = "put the tables of sections into the places that this page has for them"
+    made.add_argument("--tables", type=Path, metavar="PAGE.md", help=told)
     told = "fail also if an objective is unclear or was not measured"
     made.add_argument("--strict", action="store_true", help=told)
     return made
@@ -90,6 +92,13 @@ def filling(outcomes: Sequence[Outcome], facts: Mapping[str, str]) -> str:
     return f"```text\n{rest}```\n\n{tally(outcomes)}. {in_short(facts)}, SQLite {facts['SQLite']}.\n"
 
 
+def put_tables(place: Path, names: Iterable[str], record: Record, facts: Mapping[str, str]) -> None:
+    """Put the tables of sections into their places on a page."""
+    for name in names:
+        tables = [table.markdown() for table in record.findings[name].tables]
+        page.put(place, name, "\n".join([*tables, f"{in_short(facts)}.\n"]))
+
+
 def remarks_on(record: Record, outcomes: Sequence[Outcome]) -> list[str]:
     """Name what was missed, what is unclear, what failed, and what could not be measured."""
     found = [f"{one.verdict}: {one.budget.label}" for one in outcomes if one.verdict in (MISSED, UNCLEAR)]
@@ -120,6 +129,8 @@ def check(asked: argparse.Namespace) -> int:
     print(objectives_table(outcomes).text(), tally(outcomes), *remarks, f"took {facts['took']}", sep="\n")
     if asked.docs:
         page.put(asked.docs, MARK, filling(outcomes, facts))
+    if asked.tables:
+        put_tables(asked.tables, [name for name in record.findings if page.has(asked.tables, name)], record, facts)
     publish(markdown(outcomes, facts, remarks), asked.report)
     fatal = {MISSED, *([UNCLEAR] if asked.strict else []), *([UNMEASURED] if asked.strict or asked.complete else [])}
     if record.failures:

@@ -14,6 +14,11 @@ def put(page: Path, mark: str, text: str) -> None:
     page.write_text(f"{before}{begin}\n\n{text}\n{end}{after}", encoding="utf-8")
 
 
+def has(page: Path, mark: str) -> bool:
+    """Tell whether a page has a place of that name."""
+    return marks(mark)[0] in page.read_text(encoding="utf-8")
+
+
 def marked(page: Path, mark: str) -> tuple[str, str]:
     """Return the text before and after a page's one place of that name."""
     begin, end = marks(mark)

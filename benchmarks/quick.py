@@ -15,9 +15,8 @@ from dataclasses import fields
 from benchmarks import page
 from benchmarks.budgets import MISSED
 from benchmarks.command import FAILED, GOOD, MISSED_ONE, add_only, amounts_of, follows, parser, positive, run_as_command
-from benchmarks.objectives import measure
+from benchmarks.objectives import measure, put_tables
 from benchmarks.peers.spec import SPECS, BenchmarkError
-from benchmarks.report.machine import in_short
 from benchmarks.report.text import objectives_table
 from benchmarks.workloads.section import Options
 from benchmarks.workloads.sections import SECTIONS
@@ -44,9 +43,8 @@ def look(asked: argparse.Namespace) -> int:
     facts, record, outcomes = measure(asked, SPECS[asked.subject], efforts)
     missed = [f"MISSED: {one.budget.label}" for one in outcomes if one.verdict == MISSED]
     print(objectives_table(outcomes).text(), *record.skipped, *record.failed, *missed, sep="\n")
-    for name in names if asked.docs else ():  # what is demanded stands among all objectives, from one run
-        tables = [table.markdown() for table in record.findings[name].tables]
-        page.put(asked.docs, name, "\n".join([*tables, f"{in_short(facts)}.\n"]))
+    if asked.docs:  # what is demanded stands among all objectives, from one run
+        put_tables(asked.docs, names, record, facts)
     return FAILED if record.failures else MISSED_ONE if asked.enforce and missed else GOOD
 
 

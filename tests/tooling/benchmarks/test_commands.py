@@ -22,7 +22,7 @@ from benchmarks.peers.catalogue import SUBJECTS
 from benchmarks.peers.clients import FOR_ASYNCIO, OF_REDIS
 from benchmarks.peers.spec import DISKCACHE, OURS, BenchmarkError, MissingSubject
 from benchmarks.report.record import Absence, Record, ScenarioFacts, SubjectFacts, Trial, load
-from benchmarks.report.text import objectives_table
+from benchmarks.report.text import Table, objectives_table
 from benchmarks.workloads import awaited, contests, machines
 from benchmarks.workloads.awaited import BLOCKING, FACE, HOPPING, IDLE, SYNC
 from benchmarks.workloads.scenarios import SCENARIOS
@@ -225,6 +225,18 @@ class TestObjectives:
         assert ("Redis is not there" in shown) is (not values)
         assert ("MISSED: 90/9/1" in shown) is (values == [1.0] * 6)
         assert ("unclear: 90/9/1" in shown) is (values == [1.0, 9.0])
+
+    def test_the_tables_of_sections_go_where_a_page_has_a_place(
+        self, measured: dict[str, Findings | Exception], tmp_path: Path
+    ) -> None:
+        table = Table("Title", ("a round", "times"), [("set", "2.0")])
+        measured["mixes"] = Findings(tables=[table])
+        target = tmp_path / "page.md"
+        target.write_text("before\n<!-- mixes:begin -->\n<!-- mixes:end -->\nafter\n")
+        asked = ["--only", "mixes", "--only", "fanout", "--directory", str(tmp_path), "--tables", str(target)]
+        assert objectives.main(asked) == command.GOOD
+        assert "| set | 2.0 |" in target.read_text()
+        assert target.read_text().endswith("<!-- mixes:end -->\nafter\n")
 
     def test_a_section_that_fails_does_not_stop_the_others(
         self, measured: dict[str, Findings | Exception], tmp_path: Path, capsys: pytest.CaptureFixture[str]
