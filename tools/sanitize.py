@@ -31,6 +31,7 @@ TESTS = (
     "tests/coherence/test_shared_words.py",
     "tests/coherence/test_write_lock.py",
     "tests/coherence/test_write_lock_waiting.py",
+    "tests/encoding/test_keys.py",
     "tests/encoding/test_plain_data.py",
     "tests/encoding/test_record.py",
 )
