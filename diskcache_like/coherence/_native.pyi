@@ -264,10 +264,10 @@ def located(key: object, modulus: int, stores: list[Any], /) -> tuple[bytes, int
     None for any other key, and for one whose stored key is digested before it is hashed.
     """
 
-def open_plain(stored_key: bytes, packed: object, /) -> Any:
-    """Return the value of an intact simple record that is a text, a byte string or a number (encoding/record.py).
+def open_plain(stored_key: bytes, packed: object, /) -> tuple[str | bytes | int, float | None] | None:
+    """Return value and expiry of an intact record (encoding/record.py) of a text, a byte string or a number.
 
-    NotImplemented for any other record, and for one of more than 1,024 bytes.
+    None for any other record, for one with more metadata, and for one of more than 1,024 bytes.
     """
 
 def pack_plain(stored_key: bytes, payload: bytes, expire: float | None, tags: bytes, /) -> bytes:

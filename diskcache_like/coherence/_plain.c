@@ -372,28 +372,54 @@ PyObject *pack_plain(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return packed;
 }
 
-/* Return the value of an intact simple record that is a text, a byte string or a number; NotImplemented for others. */
+/* Return the head of a record that has no metadata but an expiry, and its value in the row, in bytes; 0 for others. */
+static Py_ssize_t bare_head(const uint8_t *packed, Py_ssize_t size)
+{
+    static const uint8_t before[6] = {FULL, HAS_EXPIRE, MODE_RAW}, after[12];
+    if (*packed == 1)
+        return 1;
+    return size > PLAIN_HEAD + 4 && !memcmp(packed, before, sizeof before) && !memcmp(packed + 14, after, sizeof after)
+        ? PLAIN_HEAD
+        : 0;
+}
+
+/* Return (value, expiry) of an intact record of a text, a byte string or a number; None for any other. */
 PyObject *open_plain(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    char *key, *packed;
-    Py_ssize_t key_size, size;
-    const uint8_t *at, *end;
+    char *key, *content;
+    Py_ssize_t key_size, size, head;
+    const uint8_t *packed, *at, *end;
+    uint64_t moment = 0;
+    double expire;
     Token token;
     PyObject *value = NULL;
+    int index;
     (void)module;
     if (!takes("open_plain", count, 2))
         return NULL;
-    if (PyBytes_CheckExact(args[1]) && PyBytes_AsStringAndSize(args[1], &packed, &size) >= 0 && size >= LEAST_SIMPLE
-        && size <= CHECKED_HERE && *packed == 1 && PyBytes_AsStringAndSize(args[0], &key, &key_size) >= 0
-        && dl_crc32(dl_crc32(0, key, (size_t)key_size), packed, (size_t)size) == RESIDUE) {
-        at = (const uint8_t *)packed + 1;
-        end = (const uint8_t *)packed + size - 4;
-        token = taken(&at, end);
-        if (token.kind != CONSTANT && token.kind != REAL && token.kind != ARRAY && token.kind != MAP)
-            value = plain_value((const uint8_t *)packed + 1, end);
+    if (!PyBytes_CheckExact(args[1]) || PyBytes_AsStringAndSize(args[1], &content, &size) < 0 || size < LEAST_SIMPLE
+        || size > CHECKED_HERE || !(head = bare_head(packed = (const uint8_t *)content, size))
+        || PyBytes_AsStringAndSize(args[0], &key, &key_size) < 0
+        || dl_crc32(dl_crc32(0, key, (size_t)key_size), packed, (size_t)size) != RESIDUE) {
+        PyErr_Clear();
+        Py_RETURN_NONE;
     }
-    PyErr_Clear(); /* what is no text, too, is left to Python, which says so */
-    return value ? value : Py_NewRef(Py_NotImplemented);
+    at = packed + head;
+    end = packed + size - 4;
+    token = taken(&at, end);
+    if (token.kind != CONSTANT && token.kind != REAL && token.kind != ARRAY && token.kind != MAP)
+        value = plain_value(packed + head, end);
+    if (!value || value == Py_NotImplemented) { /* what is no text, too, is left to Python, which says so */
+        PyErr_Clear();
+        Py_XDECREF(value);
+        Py_RETURN_NONE;
+    }
+    if (head == 1)
+        return Py_BuildValue("(NO)", value, Py_None);
+    for (index = 7; index >= 0; index--)
+        moment = moment << 8 | packed[6 + index];
+    memcpy(&expire, &moment, sizeof expire);
+    return Py_BuildValue("(Nd)", value, expire);
 }
 
 /* Return (stored key, hash, store) of a text, a byte string or a small number as a key; None for any other, and where the

@@ -51,8 +51,7 @@ VERSION_SIZE = 16
 _CACHED = 4096  # sets of tags whose fields are kept, since few sets serve many entries
 _CRC = struct.Struct("<I")
 
-SIMPLE_SIZE = 5  # bytes of a simple record beside its payload
-open_plain = _native.open_plain  # quickly, the value of most simple records
+open_plain = _native.open_plain  # quickly, value and expiry of most small records
 pack_plain = _native.pack_plain  # quickly, what `pack` does for a value in the row with only an expiry and tags
 
 MODE_NONE = 0

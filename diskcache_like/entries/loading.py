@@ -22,7 +22,6 @@ from ..encoding.record import (
     NO_METADATA,
     RESIDUE,
     SIMPLE_HEAD,
-    SIMPLE_SIZE,
     SMALLEST,
     Metadata,
     Record,
@@ -59,7 +58,7 @@ class Loader:
         self._hot_encoded = handle.options.hot_encoded and handle.sealer is not None
         self._opens_plain = handle.sealer is not None and not self._hot_encoded
         self._reads_plain = not handle.signs_all and handle.disk.own_values
-        self._opens_simple = self._reads_plain and handle.disk.value_codec.is_plain
+        self._opens_bare = self._reads_plain and handle.disk.value_codec.is_plain
         self._compresses = handle.disk.value_codec.compresses
 
     def look(self, key: Any) -> tuple[Any, Location, int]:
@@ -135,18 +134,23 @@ class Loader:
             if keeps_missing and self._hot.limit and not stamp & 1 and slots[slot] == stamp:
                 self._hot.keep_missing(key, location, stamp)
             return ENOVAL
-        if self._opens_simple:
-            value = open_plain(stored_key, packed)
-            if value is not NotImplemented:
-                if self._hot.limit and not stamp & 1 and slots[slot] == stamp:  # rule 3, as below
-                    self._hot.keep(key, location, stamp, None, (value, None), len(packed) - SIMPLE_SIZE, True)
-                return value
-        return self._load_other(key, location, (slots, slot, stamp, packed), maps, counts)
+        opened = open_plain(stored_key, packed) if self._opens_bare else None
+        if opened is None:
+            return self._load_other(key, location, (slots, slot, stamp, packed), maps, counts)
+        value, expire = opened
+        if expire is not None and not expire > self._rows.clock():
+            if counts:
+                self._hot.count_expired(location)
+            return ENOVAL
+        # Rule 3: kept only if no write to the slot was under way before the SELECT or came since.
+        if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
+            self._hot.keep(key, location, stamp, expire, (value, None), len(packed), expire is None)
+        return value
 
     def _load_other(
         self, key: Any, location: Location, seen: tuple[Words, int, int, bytes | None], maps: bool | None, counts: bool
     ) -> Any:
-        """Do what `load` does for an entry that has more to it than a plain value."""
+        """Do what `load` does for a record that is large, or has more than a plain value and an expiry."""
         stored_key, _, store = location
         slots, slot, stamp, packed = seen
         payload, expire = self.plain(store, stored_key, packed)
@@ -162,8 +166,7 @@ class Loader:
         except DecodeError as error:
             self._rows.report_corrupt(error, key)
             return ENOVAL
-        # Rule 3: kept only if no write to the slot was under way before the SELECT or came since.
-        if self._hot.limit and not stamp & 1 and slots[slot] == stamp:
+        if self._hot.limit and not stamp & 1 and slots[slot] == stamp:  # rule 3
             is_plain = packed is not None and packed[:1] == SIMPLE_HEAD
             self._hot.keep(key, location, stamp, expire, (kept, decode), len(payload), is_plain)
         return value

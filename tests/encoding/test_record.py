@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -97,31 +99,45 @@ def test_the_core_packs_bytes_alone_and_no_more_tags_than_fit() -> None:
 PLAIN = st.text(max_size=200) | st.binary(max_size=1_100) | st.integers(-(1 << 63), (1 << 64) - 1)
 
 
-@given(stored_keys, PLAIN | st.none() | st.booleans() | st.floats() | st.lists(PLAIN, max_size=2))
-def test_the_core_opens_simple_records_of_texts_bytes_and_numbers(stored: bytes, value: object) -> None:
+@given(
+    stored_keys,
+    PLAIN | st.none() | st.booleans() | st.floats() | st.lists(PLAIN, max_size=2),
+    st.none() | st.floats(allow_nan=False),
+)
+def test_the_core_opens_records_of_texts_bytes_and_numbers(stored: bytes, value: object, expire: float | None) -> None:
     payload = encode_value(value)
-    packed = pack_plain(stored, payload, None, b"")
+    packed = pack_plain(stored, payload, expire, b"")
     opened = open_plain(stored, packed)
     if type(value) in (str, bytes, int) and len(packed) <= 1_024:
-        assert (type(opened), opened) == (type(value), value)
+        assert opened is not None
+        assert (type(opened[0]), *opened) == (type(value), value, expire)
     else:
-        assert opened is NotImplemented
-    assert open_plain(stored, pack_plain(stored, payload, 5.0, b"")) is NotImplemented
-    assert open_plain(stored + b"x", packed) is NotImplemented
+        assert opened is None
+    assert open_plain(stored, pack_plain(stored, payload, expire, b"\x01t")) is None
+    assert open_plain(stored + b"x", packed) is None
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"retain_until": 6.0}, {"created": 1.0}, {"etag": b"e"}, {"tags": b"\x01t"}], ids=str
+)
+def test_the_core_opens_no_record_with_more_metadata(metadata: dict[str, Any]) -> None:
+    record = Record(MODE_RAW, b"\xa5value", Metadata(**{"expire": 5.0, "tags": b"", **metadata}))
+    assert open_plain(b"key", pack_full(b"key", record)) is None
 
 
 def test_the_core_opens_nothing_that_is_damaged_or_no_text() -> None:
     for payload in (b"\xa3\xff\xfe\xfd", b"\xa5ab", b"\xa2abc", b"", b"\xc1", b"\xc7\x00\x05"):
-        assert open_plain(b"key", pack_plain(b"key", payload, None, b"")) is NotImplemented
-    packed = pack_plain(b"key", b"\xa5value", None, b"")
-    for position in range(len(packed)):
-        for bit in range(8):
-            changed = packed[:position] + bytes((packed[position] ^ 1 << bit,)) + packed[position + 1 :]
-            assert open_plain(b"key", changed) is NotImplemented
-    for size in range(len(packed)):
-        assert open_plain(b"key", packed[:size]) is NotImplemented
-    for other in (bytearray(packed), None, "text", 5):
-        assert open_plain(b"key", other) is NotImplemented
+        assert open_plain(b"key", pack_plain(b"key", payload, None, b"")) is None
+        assert open_plain(b"key", pack_plain(b"key", payload, 5.0, b"")) is None
+    for packed in (pack_plain(b"key", b"\xa5value", expire, b"") for expire in (None, 5.0)):
+        for position in range(len(packed)):
+            for bit in range(8):
+                changed = packed[:position] + bytes((packed[position] ^ 1 << bit,)) + packed[position + 1 :]
+                assert open_plain(b"key", changed) is None
+        for size in range(len(packed)):
+            assert open_plain(b"key", packed[:size]) is None
+        for other in (bytearray(packed), None, "text", 5):
+            assert open_plain(b"key", other) is None
 
 
 @pytest.mark.parametrize("signer", [None, SIGNER], ids=["checked", "signed"])
