@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from diskcache_like.entries.metrics import SpaceMetrics
 
-from .machines import Machines
+from .machines import Machines, is_up, until
 
 
 def test_a_machine_counts_what_it_does_once(machines: Machines) -> None:
-    here, there = machines.pair()
+    here, there = machines.pair(max_staleness=30.0)  # a busy machine shall not let the lease run out
+    until(lambda: is_up(there), "the machine hears from the server")
     here["a:1"] = 1
     here.set_many({"a:2": 2, "a:3": 3})
     here.incr("a:4")
