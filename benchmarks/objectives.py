@@ -122,6 +122,7 @@ def check(asked: argparse.Namespace) -> int:
     """Measure what the command line asks for, and report."""
     sections = {name: one for name, one in SECTIONS.items() if not asked.only or name in asked.only}
     alone = [name for name, one in sections.items() if one.alone]
+    shown = [name for name in sections if asked.tables and page.has(asked.tables, name)]  # before minutes of measuring
     facts, record, outcomes = measure(asked, OURS, {name: one.effort for name, one in sections.items()}, alone)
     remarks = remarks_on(record, outcomes)
     took = ", ".join(f"{name} {seconds:.0f}" for name, seconds in record.seconds.items())
@@ -129,8 +130,7 @@ def check(asked: argparse.Namespace) -> int:
     print(objectives_table(outcomes).text(), tally(outcomes), *remarks, f"took {facts['took']}", sep="\n")
     if asked.docs:
         page.put(asked.docs, MARK, filling(outcomes, facts))
-    if asked.tables:
-        put_tables(asked.tables, [name for name in record.findings if page.has(asked.tables, name)], record, facts)
+    put_tables(asked.tables, [name for name in shown if name in record.findings], record, facts)
     publish(markdown(outcomes, facts, remarks), asked.report)
     fatal = {MISSED, *([UNCLEAR] if asked.strict else []), *([UNMEASURED] if asked.strict or asked.complete else [])}
     if record.failures:

@@ -252,7 +252,7 @@ class DjangoCache(BaseCache):  # type: ignore[misc]  # Django has no types
 
     def validate_key(self, key: str) -> None:
         """Warn of a key that memcached would not take."""
-        if len(key) > MEMCACHE_MAX_KEY_LENGTH or not key.isprintable() or " " in key:  # or else Django has no objection
+        if len(key) > MEMCACHE_MAX_KEY_LENGTH or not key.isprintable() or " " in key:  # Django accepts all others
             super().validate_key(key)
 
     def get_backend_timeout(self, timeout: Any = DEFAULT_TIMEOUT) -> Any:

@@ -202,7 +202,7 @@ def _threads(number: int, spec: Spec, directory: Path) -> Iterator[Turn]:
 
         def turn(number_of_turn: int) -> tuple[float, float]:
             times: list[float] = []
-            threads = [threading.Thread(target=work, args=(each, number_of_turn, times)) for each in range(number)]
+            threads = [threading.Thread(target=work, args=(worker, number_of_turn, times)) for worker in range(number)]
             for thread in threads:
                 thread.start()
             for thread in threads:
@@ -250,7 +250,7 @@ def _processes(run: Run, kind: str, keys: int, expires: bool, spec: Spec, direct
 
     def turn(number: int) -> list[float]:
         with Crew(len(numbers), "fork") as crew:
-            jobs = [(asked, directory, keys, number * len(numbers) + each, expires) for each in numbers]
+            jobs = [(asked, directory, keys, number * len(numbers) + worker, expires) for worker in numbers]
             times = crew.run(_mixed_calls, jobs, PATIENCE)
         return [max(ended for _, ended in times) - min(began for began, _ in times)]
 

@@ -317,7 +317,7 @@ PyObject *write_plain(PyObject *module, PyObject *value)
 /* -- records: encoding/record.py says how they are laid out -- */
 
 #define RESIDUE 0x2144DF1C   /* CRC-32 of any message followed by its own */
-#define CHECKED_HERE 1024    /* bytes up to which the checksum of this core is as fast as any */
+#define CHECKED_HERE 1024    /* bytes of the largest record whose checksum is not left to zlib-ng */
 #define LEAST_SIMPLE 6       /* bytes of the smallest simple record */
 #define PLAIN_HEAD 26 /* bytes of a full record before its tags */
 #define FULL 2

@@ -25,7 +25,7 @@ def boot_id() -> int:
 
 
 def _kernels_uuid() -> str:
-    """Return Linux's name of this boot, at a third of the cost of `read_text`: every shard asks twice."""
+    """Return Linux's name of this boot, with as few steps as possible, since opening a shard asks for it twice."""
     descriptor = os.open(_BOOT_ID, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, _UUID_SIZE).decode("ascii")

@@ -27,7 +27,7 @@ class ShardLayout:
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
-        self._said: dict[str, Any] = {}  # what the first shard said that the last look at their number has read
+        self._said: dict[str, Any] = {}  # the first identity that `stored` read, so that it is not read again
 
     def path(self, number: int) -> str:
         """Return the directory of one of several shards."""

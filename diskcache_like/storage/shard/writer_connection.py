@@ -81,7 +81,7 @@ class WriterConnection:
         return self.raw
 
     def take_over_reader(self) -> None:
-        """Write over a free reader from now on, if no connection is open: before closing, that saves opening one."""
+        """Write through a free reader's connection, if no other is open: before closing, that saves opening one."""
         connection = self._pool.hand_over() if self.raw is None else None
         if connection is not None:
             try:

@@ -104,6 +104,10 @@ class ReaderPool:
         connection = cursor.connection
         cursor.close()  # an unfinished statement, held by a traceback, would keep the files open
         connection.close()
+        self._forget(cursor)
+
+    def _forget(self, cursor: sqlite3.Cursor) -> None:
+        """Make room for another connection in the place of one that has left the pool."""
         with self._guard:
             self._made.discard(cursor)
             self._room.notify()
@@ -114,9 +118,7 @@ class ReaderPool:
             cursor = self.free.pop()
         except IndexError:
             return None
-        with self._guard:
-            self._made.discard(cursor)
-            self._room.notify()
+        self._forget(cursor)
         return cursor.connection
 
     def drain(self) -> None:
