@@ -27,6 +27,7 @@ TESTS = (
     "tests/coherence/test_hostile_rings.py",
     "tests/coherence/test_marks.py",
     "tests/coherence/test_newest_writes.py",
+    "tests/coherence/test_read_file.py",
     "tests/coherence/test_ring.py",
     "tests/coherence/test_shared_words.py",
     "tests/coherence/test_write_lock.py",

@@ -9,7 +9,8 @@
 - `futex`: sleep until a word changes, and wake those who sleep
 - `control_files`: open the files of the others safely
 - `_native`: the core in C: the lock (`_lock.c`), the ring's records and an append in a single call (`_ring.c`), which
-  know nothing of Python, and a file for each type that gives them to Python; and plain data in msgpack (`_plain.c`)
+  know nothing of Python, and a file for each type that gives them to Python; plain data in msgpack
+  (`_plain.c`); and value files (`_files.c`)
 """
 
 try:

@@ -1,9 +1,9 @@
 /* The core for Python: `Words`, `Counters`, `Marks`, `Lock`, `Context`, `Ring` and `Shard`; _native.pyi says what each
    call takes and returns.
 
-   Every call but the two `wait`, `write_back` and a rollback in `end` keeps the GIL. A call takes a microsecond or two,
-   but for one that reads or writes a value. No call but `wait`, `of`, which may ask for a new name, and `__exit__`,
-   which resumes a generator, runs a signal handler. */
+   Every call but the two `wait`, `read_file`, `write_back` and a rollback in `end` keeps the GIL. A call takes a
+   microsecond or two, but for one that reads or writes a value. No call but `wait`, `of`, which may ask for a new name,
+   and `__exit__`, which resumes a generator, runs a signal handler. */
 
 #define _GNU_SOURCE /* sync_file_range */
 #include <fcntl.h>
@@ -178,6 +178,7 @@ static PyMethodDef functions[] = {
     {"located", (PyCFunction)(void (*)(void))located, METH_FASTCALL, NULL},
     {"open_plain", (PyCFunction)(void (*)(void))open_plain, METH_FASTCALL, NULL},
     {"pack_plain", (PyCFunction)(void (*)(void))pack_plain, METH_FASTCALL, NULL},
+    {"read_file", (PyCFunction)(void (*)(void))read_file, METH_FASTCALL, NULL},
     {"read_plain", read_plain, METH_O, NULL},
     {"watch_steps", watch_steps, METH_O, NULL},
     {"write_back", write_back, METH_O, NULL},

@@ -273,6 +273,13 @@ def open_plain(stored_key: bytes, packed: object, /) -> tuple[str | bytes | int,
 def pack_plain(stored_key: bytes, payload: bytes, expire: float | None, tags: bytes, /) -> bytes:
     """Return the record of a value in the row with no more metadata than these two (encoding/record.py)."""
 
+def read_file(folder: str, last: str, into: int | memoryview, /) -> bytes | memoryview | None:
+    """Return the content of a value file: of so many bytes as bytes, or the memory that it fills, without the GIL.
+
+    None if it is not a regular file of that size with one name, if it or its folder is a link, and after any error of
+    the system.
+    """
+
 def read_plain(payload: object, /) -> Any:
     """Read a value in msgpack that has no extension; NotImplemented for anything else than such bytes.
 

@@ -64,6 +64,7 @@ extern PyType_Spec words_spec, counters_spec, marks_spec, lock_spec, ring_spec, 
 PyObject *located(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *open_plain(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pack_plain(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *read_file(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *read_plain(PyObject *module, PyObject *payload);
 PyObject *write_plain(PyObject *module, PyObject *value);
 

@@ -13,12 +13,12 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
+from ..coherence import _native
 from ..encoding.file_names import checked
 from ..errors import CacheError, DecodeError, UnsafeDirectory, file_error
 from ..system.blocking import may_block
@@ -80,7 +80,7 @@ class _NamedFile(io.FileIO):
 
 def _parent(root: str, parts: list[str], create: bool) -> int:
     """Open the directory that holds the file, entering each component below `root` without following links."""
-    if len(parts) == 1:  # as in all names that are made here: in one step, which a read of 100 KB notices
+    if len(parts) == 1:  # as in all names that are made here: in one step
         try:
             return os.open(f"{root}/{parts[0]}", _DIRECTORY)
         except FileNotFoundError:
@@ -323,7 +323,7 @@ def _sync_parents(root: str, name: str) -> None:
             os.close(handle)
 
 
-def open_read(root: str, name: str, size: int | None = None) -> BinaryIO:
+def open_read(root: str, name: str, size: int | None = None) -> io.BufferedReader:
     """Open a value file for reading; raise FileNotFoundError if it is gone, DecodeError if it cannot be ours.
 
     A link, a directory, a device, a file with a second hard link, or one of another size than `size` is refused. Any
@@ -338,38 +338,19 @@ def open_read(root: str, name: str, size: int | None = None) -> BinaryIO:
     return io.BufferedReader(_NamedFile(path, "rb", opener={path: descriptor}.get), io.DEFAULT_BUFFER_SIZE)
 
 
-def read(root: str, name: str, size: int) -> bytes:
-    """Return the content of a value file of `size` bytes; raise what `open_read` and its reader do.
+def read(root: str, name: str, into: int | memoryview) -> bytes | memoryview:
+    """Return the content of a value file; raise what `open_read` and its reader do.
 
-    The system copies it into the object that is returned, in one step up to 2 GiB. A file that was cut meanwhile gives
-    less.
+    `into`: its size in bytes, or memory of that size, of which the part that was filled is returned. A file that was
+    cut meanwhile gives less.
     """
-    with _value(root, name, size) as descriptor:
-        content = os.read(descriptor, size)
-        while len(content) < size and (more := os.read(descriptor, size - len(content))):
-            content += more
-    return content
-
-
-def read_into(root: str, name: str, memory: memoryview) -> memoryview:
-    """Read the content of a value file into memory of its size; return the part that was filled, as `read` does."""
-    done = 0
-    with _value(root, name, len(memory)) as descriptor:
-        while done < len(memory) and (more := os.readv(descriptor, [memory[done:]])):
-            done += more
-    return memory[:done]
-
-
-@contextmanager
-def _value(root: str, name: str, size: int) -> Iterator[int]:
-    """Open a value file of `size` bytes, and translate errors of the body."""
     may_block()
-    with translated_errors(f"{root}/{name}", FileNotFoundError):
-        descriptor = _open_value(root, name, size)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
+    folder, _, last = checked(name).rpartition("/")
+    content = None if "/" in folder else _native.read_file(f"{root}/{folder}", last, into)
+    if content is not None:
+        return content
+    with open_read(root, name, into if isinstance(into, int) else len(into)) as reader:  # it says what is wrong
+        return reader.read() if isinstance(into, int) else into[: reader.readinto(into)]
 
 
 def _open_value(root: str, name: str, size: int | None) -> int:

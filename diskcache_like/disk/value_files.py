@@ -201,9 +201,9 @@ class ValueFiles:
             raise
         return io.BufferedReader(content, CHUNK)
 
-    def _verified_memory(self, record: Record, memory: memoryview) -> memoryview:
-        """Do what `_verified_content` does, into memory that has the size of the file; not for a sealed one."""
-        content = file_io.read_into(self._directory, self._name(record), memory)
+    def _verified_memory(self, record: Record, into: int | memoryview) -> bytes | memoryview:
+        """Read the content of a value file that is not sealed once, and verify it; `into` is as in `file_io.read`."""
+        content = file_io.read(self._directory, self._name(record), into)
         self._compare(record, (content,))
         return content
 
@@ -212,9 +212,7 @@ class ValueFiles:
         if self.sealer is not None:
             with self.sealed_file(record) as sealed:
                 return b"".join(sealed.chunks())
-        content = file_io.read(self._directory, self._name(record), record.size)
-        self._compare(record, (content,))
-        return content
+        return self._verified_memory(record, record.size)  # type: ignore[return-value]
 
     def has_file(self, record: Record) -> bool:
         """Tell whether the record has its value file, or needs none."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import resource
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from diskcache_like import Cache
+from diskcache_like.coherence import _native
 from diskcache_like.disk import file_io
 from diskcache_like.errors import CorruptDatabaseWarning, DirectoryError, StorageError
 from diskcache_like.storage.upkeep.trash import GRACE
@@ -66,47 +68,51 @@ def test_a_value_file_that_cannot_be_written_is_named(
     assert cache["k"] == LARGE
 
 
-@pytest.mark.parametrize(
-    ("call", "code", "message"), [("open", errno.EMFILE, "close files"), ("read", errno.EIO, "Input/output")]
-)
-def test_a_value_file_that_cannot_be_opened_or_read_is_named(
-    cache: Cache, monkeypatch: pytest.MonkeyPatch, call: str, code: int, message: str
-) -> None:
+def test_a_value_file_for_which_no_descriptor_is_left_is_named(cache: Cache) -> None:
     cache["k"] = LARGE
-    refusing = Refusing(monkeypatch, call, code)
-    refusing.on = True
-    with pytest.raises(DirectoryError, match=message) as caught:
-        cache.get("k")
-    refusing.on = False
-    assert caught.value.errno == code
+    cache.get("k")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull) as lowest:
+        number = lowest.fileno()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (number, limits[1]))
+    try:
+        with pytest.raises(DirectoryError, match="close files") as caught:
+            cache.get("k")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert caught.value.errno == errno.EMFILE
     assert caught.value.filename == str(value_files(Path(cache.directory))[0])
     assert cache["k"] == LARGE
 
 
-def test_a_value_file_may_come_in_parts(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One call of the system gives 2 GiB at most."""
+def test_a_value_file_whose_disk_fails_is_named(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     cache["k"] = LARGE
-    real, calls = os.read, []
-
-    def read(descriptor: int, size: int) -> bytes:
-        calls.append(size)
-        return real(descriptor, min(size, len(LARGE) // 3))
-
-    monkeypatch.setattr(os, "read", read)
+    monkeypatch.setattr(_native, "read_file", lambda *_: None)  # as after any error
     assert cache["k"] == LARGE
-    assert len(calls) >= 3
+    monkeypatch.setattr(file_io, "_open_value", lambda *_: os.open("/proc/self/mem", os.O_RDONLY))
+    with pytest.raises(DirectoryError, match="Input/output") as caught:
+        cache.get("k")
+    assert caught.value.filename == str(value_files(Path(cache.directory))[0])
+    monkeypatch.undo()
+    assert cache["k"] == LARGE
 
 
-def test_a_value_file_that_is_cut_while_it_is_read_is_damaged(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_value_file_that_is_cut_while_it_is_read_is_damaged(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, is_open: bool
+) -> None:
     cache["k"] = LARGE
     (path,) = value_files(Path(cache.directory))
-    real = os.read
+    real = file_io._open_value
 
-    def read(descriptor: int, size: int) -> bytes:
+    def cut(*arguments: Any) -> Any:
+        found = real(*arguments) if is_open else None
         os.truncate(path, len(LARGE) // 2)
-        return real(descriptor, size)
+        return found
 
-    monkeypatch.setattr(os, "read", read)
+    monkeypatch.setattr(_native, "read_file", cut if not is_open else lambda *_: None)
+    if is_open:
+        monkeypatch.setattr(file_io, "_open_value", cut)
     assert cache.get("k", "missing") == "missing"
     assert cache.metrics().damaged == 1
 
