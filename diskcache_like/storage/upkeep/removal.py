@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ class Remover:
         """
         self.recovery.trash.expect()
         with self._invalidation.commit_many(places, autocommit=False):
-            removed = self._connection.execute_many(sql.DELETE_H, [(place,) for place in places]).rowcount
+            removed = self._connection.execute(sql.DELETE_PLACES, (json.dumps([*places]),)).rowcount
             if places and not removed:
                 path = self._shard.path
                 raise corrupt(f"{path!r}: rows that are found cannot be deleted", path)
