@@ -259,7 +259,7 @@ class Shard:
         """
 
 def located(key: object, modulus: int, stores: list[Any], /) -> tuple[bytes, int, Any] | None:
-    """Return (stored key, hash, store) of a text, a byte string or a number below 2**32 as a key (encoding/keys.py).
+    """Return (stored key, hash, store) of a key: a text, bytes, a number below 2**32, or a tuple of them (keys.py).
 
     None for any other key, and for one whose stored key is digested before it is hashed.
     """

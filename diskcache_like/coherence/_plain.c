@@ -422,48 +422,65 @@ PyObject *open_plain(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return Py_BuildValue("(Nd)", value, expire);
 }
 
-/* Return (stored key, hash, store) of a text, a byte string or a small number as a key; None for any other, and where the
-   stored key would be digested. `args`: the key, the modulus, the list of stores. */
-PyObject *located(PyObject *module, PyObject *const *args, Py_ssize_t count)
+/* Append the stored form of a key to the `used` bytes of a buffer; return how many there are now, -1 if it is left to
+   Python. Each tuple takes four bytes at least, so none is deep. */
+static Py_ssize_t put_key(uint8_t *stored, Py_ssize_t used, PyObject *key)
 {
-    uint8_t stored[DIGEST_ABOVE + 2];
+    uint8_t head[5] = {0xD9};
     const char *content = NULL;
     char *bytes;
-    Py_ssize_t size = 0, used, index;
+    Py_ssize_t size = 0, width = 2, index;
+    uint64_t number;
+    if (PyUnicode_CheckExact(key)) {
+        content = PyUnicode_AsUTF8AndSize(key, &size);
+        if (size < 32) {
+            head[0] = (uint8_t)(0xA0 | size);
+            width = 1;
+        }
+    } else if (PyBytes_CheckExact(key)) {
+        content = PyBytes_AsStringAndSize(key, &bytes, &size) < 0 ? NULL : bytes;
+        head[0] = 0xC4;
+    } else if (PyLong_CheckExact(key)) {
+        number = PyLong_AsUnsignedLongLong(key);
+        content = !PyErr_Occurred() && number <= UINT32_MAX ? "" : NULL;
+        head[0] = number < 128 ? (uint8_t)number : 0xCE;
+        width = number < 128 ? 1 : 5;
+        for (index = width - 1; index > 0; index--, number >>= 8)
+            head[index] = (uint8_t)number;
+    } else if (PyTuple_CheckExact(key) && PyTuple_Size(key) < 15) {
+        content = "\xC7\0\x20"; /* an extension that marks a tuple */
+        size = 3;
+        head[0] = (uint8_t)(0x90 | (PyTuple_Size(key) + 1));
+        width = 1;
+    }
+    PyErr_Clear();
+    if (!content || used + width + size > DIGEST_ABOVE)
+        return -1;
+    if (width == 2)
+        head[1] = (uint8_t)size;
+    memcpy(stored + used, head, (size_t)width);
+    memcpy(stored + used + width, content, (size_t)size);
+    used += width + size;
+    if (PyTuple_CheckExact(key))
+        for (index = 0; used >= 0 && index < PyTuple_Size(key); index++)
+            used = put_key(stored, used, PyTuple_GetItem(key, index));
+    return used;
+}
+
+/* Return (stored key, hash, store) of a text, a byte string or a small number as a key, or a tuple of such; None for any
+   other, and where the stored key would be digested. `args`: the key, the modulus, the list of stores. */
+PyObject *located(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    uint8_t stored[DIGEST_ABOVE];
+    Py_ssize_t size, used, index;
     uint64_t modulus, number;
     unsigned __int128 left = 0;
     PyObject *store;
     (void)module;
     if (!takes("located", count, 3) || !is_word(args[1], &modulus))
         return NULL;
-    if (PyUnicode_CheckExact(args[0])) {
-        if (!(content = PyUnicode_AsUTF8AndSize(args[0], &size)))
-            PyErr_Clear();
-        stored[0] = size < 32 ? (uint8_t)(0xA0 | size) : 0xD9;
-        used = size < 32 ? 1 : 2;
-    } else if (PyBytes_CheckExact(args[0])) {
-        content = PyBytes_AsStringAndSize(args[0], &bytes, &size) < 0 ? NULL : bytes;
-        stored[0] = 0xC4;
-        used = 2;
-    } else if (PyLong_CheckExact(args[0])) {
-        number = PyLong_AsUnsignedLongLong(args[0]);
-        if (PyErr_Occurred())
-            PyErr_Clear();
-        else if (number <= UINT32_MAX)
-            content = "";
-        used = number < 128 ? 1 : 5;
-        stored[0] = number < 128 ? (uint8_t)number : 0xCE;
-        for (index = 4; index; index--, number >>= 8)
-            stored[index] = (uint8_t)number;
-    } else {
+    if ((used = put_key(stored, 0, args[0])) < 0 || !modulus)
         Py_RETURN_NONE;
-    }
-    if (!content || used + size > DIGEST_ABOVE || !modulus)
-        Py_RETURN_NONE;
-    if (used == 2)
-        stored[1] = (uint8_t)size;
-    memcpy(stored + used, content, (size_t)size);
-    used += size;
     for (index = 0; used - index >= 8; index += 8)
         left = (left << 64 | (four_at(stored + index) << 32 | four_at(stored + index + 4))) % modulus;
     for (number = 0, size = 8 * (used - index); index < used; index++)

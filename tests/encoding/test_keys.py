@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 import diskcache_like.encoding.keys as keys_module
@@ -382,17 +382,33 @@ def test_strong_pseudoprimes_are_not_taken_for_primes(number: int) -> None:
 
 
 USUAL = st.text(max_size=70) | st.binary(max_size=70) | st.integers(0, 1 << 33)
+NESTED = st.recursive(
+    st.text(max_size=9) | st.integers(0, 300) | st.none() | st.booleans(),
+    lambda inner: st.lists(inner, max_size=16).map(tuple),
+)
+
+DEEP: Any = ()
+for _ in range(16):
+    DEEP = (DEEP,)
 
 
-@given(USUAL | st.booleans() | st.none() | st.tuples(USUAL) | st.floats(), st.integers(3, (1 << 60) - 1))
+def is_usual(key: Any) -> bool:
+    if type(key) is tuple:
+        return len(key) < 15 and all(map(is_usual, key))
+    return type(key) in (str, bytes) or (type(key) is int and key < 1 << 32)
+
+
+@given(USUAL | st.booleans() | st.none() | NESTED | st.floats(), st.integers(3, (1 << 60) - 1))
+@example(tuple(range(14)), 7)
+@example(tuple(range(15)), 7)
+@example(DEEP, 7)
 def test_the_core_locates_most_keys_as_python_does(key: Any, modulus: int) -> None:
     stored_key, shards = encode_key(key), ShardSet.__new__(ShardSet)
     home = keys_module.key_hash(stored_key, modulus)
-    is_usual = type(key) in (str, bytes) or (type(key) is int and key < 1 << 32)
     for count in (1, 3, 8):
         vars(shards)["stores"] = [*map(str, range(count))]
         found = keys_module.located(key, modulus, shards.stores)
-        if is_usual and len(stored_key) <= keys_module.DIGEST_ABOVE:
+        if is_usual(key) and len(stored_key) <= keys_module.DIGEST_ABOVE:
             assert found == (stored_key, home, shards.of(home))
         else:
             assert found is None
@@ -402,7 +418,7 @@ def test_the_core_locates_no_other_key() -> None:
     class Text(str):
         __slots__ = ()
 
-    for key in ("\ud800", -1, 1 << 64, Text("key"), 5.0, object(), "x" * 1_000):
+    for key in ("\ud800", -1, 1 << 64, Text("key"), 5.0, object(), "x" * 1_000, (5.0,), ("key", ["key"])):
         assert keys_module.located(key, 7, [1]) is None
     assert keys_module.located("key", 7, []) is None
     for modulus, stores in (("7", [1]), (7, None), (-1, [1])):
