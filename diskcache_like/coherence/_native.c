@@ -175,6 +175,7 @@ static PyObject *write_back(PyObject *module, PyObject *descriptor)
 
 static PyMethodDef functions[] = {
     {"end", (PyCFunction)(void (*)(void))end, METH_FASTCALL, NULL},
+    {"key_at", (PyCFunction)(void (*)(void))key_at, METH_FASTCALL, NULL},
     {"located", (PyCFunction)(void (*)(void))located, METH_FASTCALL, NULL},
     {"open_plain", (PyCFunction)(void (*)(void))open_plain, METH_FASTCALL, NULL},
     {"pack_plain", (PyCFunction)(void (*)(void))pack_plain, METH_FASTCALL, NULL},

@@ -258,6 +258,9 @@ class Shard:
         must have, or, if it is odd, that it gets during the write; 0 for any.
         """
 
+def key_at(place: int, stored_key: object, modulus: int, /) -> str | bytes | int | None:
+    """Return the key of a row that is a text, bytes or a number; None for another, and if it belongs elsewhere."""
+
 def located(key: object, modulus: int, stores: list[Any], /) -> tuple[bytes, int, Any] | None:
     """Return (stored key, hash, store) of a key: a text, bytes, a number below 2**32, or a tuple of them (keys.py).
 

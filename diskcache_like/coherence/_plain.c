@@ -467,28 +467,73 @@ static Py_ssize_t put_key(uint8_t *stored, Py_ssize_t used, PyObject *key)
     return used;
 }
 
+/* Return the hash of a stored key that is not digested, over four. */
+static uint64_t home_of(const uint8_t *stored, Py_ssize_t size, uint64_t modulus)
+{
+    unsigned __int128 left = 0;
+    uint64_t number = 0;
+    Py_ssize_t index;
+    for (index = 0; size - index >= 8; index += 8)
+        left = (left << 64 | (four_at(stored + index) << 32 | four_at(stored + index + 4))) % modulus;
+    size -= index;
+    for (stored += index, index = 0; index < size; index++)
+        number = number << 8 | stored[index];
+    return (uint64_t)((left << (8 * size) | number) % modulus);
+}
+
 /* Return (stored key, hash, store) of a text, a byte string or a small number as a key, or a tuple of such; None for any
    other, and where the stored key would be digested. `args`: the key, the modulus, the list of stores. */
 PyObject *located(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     uint8_t stored[DIGEST_ABOVE];
-    Py_ssize_t size, used, index;
-    uint64_t modulus, number;
-    unsigned __int128 left = 0;
+    Py_ssize_t size, used;
+    uint64_t modulus, home;
     PyObject *store;
     (void)module;
     if (!takes("located", count, 3) || !is_word(args[1], &modulus))
         return NULL;
     if ((used = put_key(stored, 0, args[0])) < 0 || !modulus)
         Py_RETURN_NONE;
-    for (index = 0; used - index >= 8; index += 8)
-        left = (left << 64 | (four_at(stored + index) << 32 | four_at(stored + index + 4))) % modulus;
-    for (number = 0, size = 8 * (used - index); index < used; index++)
-        number = number << 8 | stored[index];
-    left = (left << size | number) % modulus;
+    home = home_of(stored, used, modulus);
     size = PyList_Size(args[2]);
-    store = size > 0 ? PyList_GetItem(args[2], (Py_ssize_t)((uint64_t)left % SHARD_PRIME % (uint64_t)size)) : NULL;
+    store = size > 0 ? PyList_GetItem(args[2], (Py_ssize_t)(home % SHARD_PRIME % (uint64_t)size)) : NULL;
     if (!store) /* what is no list has set an error */
         return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-    return Py_BuildValue("(y#KO)", (const char *)stored, used, (unsigned long long)left << 2, store);
+    return Py_BuildValue("(y#KO)", (const char *)stored, used, (unsigned long long)home << 2, store);
+}
+
+/* Return the key of a row that is a text, a byte string or a small number; None for any other, for one that is not in its
+   form, and for one that does not belong to its place. `args`: the place, the stored key, the modulus. */
+PyObject *key_at(PyObject *module, PyObject *const *args, Py_ssize_t count)
+{
+    uint64_t place, modulus;
+    char *stored;
+    const uint8_t *at, *end;
+    Py_ssize_t size;
+    Token token;
+    PyObject *key = NULL;
+    (void)module;
+    if (!takes("key_at", count, 3) || !is_word(args[2], &modulus))
+        return NULL;
+    if (!modulus || !is_word(args[0], &place) || !PyBytes_CheckExact(args[1])
+        || PyBytes_AsStringAndSize(args[1], &stored, &size) < 0 || !size || size > DIGEST_ABOVE
+        || home_of((const uint8_t *)stored, size, modulus) != place >> 2) {
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    at = (const uint8_t *)stored;
+    end = at + size;
+    token = taken(&at, end);
+    size = end - at;
+    /* In one form only: as short as it can be, but a byte string and a number have one width each. */
+    if (token.kind == TEXT && token.number == (uint64_t)size && (token.width ? token.width == 1 && size > 31 : 1))
+        key = PyUnicode_DecodeUTF8((const char *)at, size, NULL);
+    else if (token.kind == BYTES && token.width == 1 && token.number == (uint64_t)size)
+        key = PyBytes_FromStringAndSize((const char *)at, size);
+    else if (!size && (token.kind == SMALL ? token.number < 128 : token.kind == UNSIGNED && token.width == 4 && token.number > 127))
+        key = PyLong_FromUnsignedLongLong(token.number);
+    if (key)
+        return key;
+    PyErr_Clear(); /* what is not in UTF-8 is left to Python, which says so */
+    Py_RETURN_NONE;
 }

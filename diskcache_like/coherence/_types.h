@@ -61,6 +61,7 @@ extern PyType_Spec words_spec, counters_spec, marks_spec, lock_spec, ring_spec, 
 #define DIGEST_ABOVE 64     /* bytes; a longer stored key is digested before it is hashed */
 #define SHARD_PRIME 1000003 /* keys with regular hashes still spread over the shards */
 
+PyObject *key_at(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *located(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *open_plain(PyObject *module, PyObject *const *args, Py_ssize_t count);
 PyObject *pack_plain(PyObject *module, PyObject *const *args, Py_ssize_t count);

@@ -307,7 +307,9 @@ def key_hash(stored_key: bytes, modulus: int) -> int:
     return (int.from_bytes(stored_key, "big") % modulus) << 2
 
 
-located = _native.located  # quickly, what `encode_key` and `key_hash` return for most keys
+# Quickly, for most keys: what `encode_key` and `key_hash` return, and what `decode_key` does where the hash is right.
+located = _native.located
+key_at = _native.key_at
 
 
 def new_modulus() -> int:

@@ -52,10 +52,8 @@ from .hot import PLAIN_TYPES
 
 _QUEUE_KEYS = frozenset({keys.QueueKey, keys.PrefixedQueueKey})
 _FAR = 1e300  # seconds; what is below is a float, and finite
-_SHORT = keys.DIGEST_ABOVE
-located = keys.located
+key_at, located = keys.key_at, keys.located
 _NO_MORE = NO_METADATA[2:]  # metadata beside expiry and tags
-_number = int.from_bytes
 
 _column = functools.lru_cache(maxsize=64, typed=True)(keys.encode_key)
 KEEP: Any = Constant("KEEP")  # as the expiry of a write: that of the entry which it replaces
@@ -125,9 +123,8 @@ class RowCodec:
 
     def key_at(self, store: Store, place: int, stored_key: bytes, original: bytes | None) -> Any:
         """Return the user's key of a row; raise DecodeError if it belongs elsewhere, or if it cannot be rebuilt."""
-        is_usual = self._tells_keys and original is None and type(stored_key) is bytes and len(stored_key) <= _SHORT
-        if is_usual and (_number(stored_key, "big") % self.modulus) << 2 == place & ~3:  # as below, without the calls
-            return keys.decode_key(stored_key)
+        if self._tells_keys and original is None and (key := key_at(place, stored_key, self.modulus)) is not None:
+            return key
         self.check_place(place, stored_key)
         return store.disk.user_key(stored_key, original)
 

@@ -391,6 +391,9 @@ DEEP: Any = ()
 for _ in range(16):
     DEEP = (DEEP,)
 
+HEADS = [bytes((first,)) for first in range(256)]
+TAILS = st.text(max_size=40).map(str.encode) | st.binary(max_size=9)
+
 
 def is_usual(key: Any) -> bool:
     if type(key) is tuple:
@@ -412,6 +415,39 @@ def test_the_core_locates_most_keys_as_python_does(key: Any, modulus: int) -> No
             assert found == (stored_key, home, shards.of(home))
         else:
             assert found is None
+
+
+@given(USUAL | NESTED | st.none() | st.floats(), st.integers(3, (1 << 60) - 1), st.integers(0, 3))
+def test_the_core_tells_most_keys_as_python_does(key: Any, modulus: int, collisions: int) -> None:
+    stored_key = encode_key(key)
+    place = keys_module.key_hash(stored_key, modulus) + collisions
+    found = keys_module.key_at(place, stored_key, modulus)
+    if type(key) is not tuple and is_usual(key) and len(stored_key) <= keys_module.DIGEST_ABOVE:
+        assert (found, type(found)) == (key, type(key))
+    else:
+        assert found is None
+    assert keys_module.key_at(place ^ 4, stored_key, modulus) is None
+    assert keys_module.key_at(place + (1 << 61), stored_key, modulus) is None
+
+
+@given(
+    st.binary(max_size=40) | st.binary(min_size=2, max_size=3) | st.tuples(st.sampled_from(HEADS), TAILS).map(b"".join)
+)
+def test_the_core_tells_no_key_that_is_not_in_its_form(stored_key: bytes) -> None:
+    found = keys_module.key_at(keys_module.key_hash(stored_key, 101), stored_key, 101)
+    if found is not None:
+        assert encode_key(found) == stored_key
+
+
+@pytest.mark.parametrize(
+    "stored_key",
+    [b"", b"\xd9\x01a", b"\xa1\xff", b"\xa2a", b"\xcc\x05", b"\xce\0\0\0\5", b"\xff", b"\x05\0", None, "a"],
+)
+def test_what_is_no_key_in_its_form_is_left_to_python(stored_key: Any) -> None:
+    place = keys_module.key_hash(stored_key, 101) if isinstance(stored_key, bytes) else 0
+    assert keys_module.key_at(place, stored_key, 101) is None
+    assert keys_module.key_at(-1, b"\xa1a", 101) is None
+    assert keys_module.key_at(0, b"\xa1a", 0) is None
 
 
 def test_the_core_locates_no_other_key() -> None:

@@ -27,6 +27,7 @@ from .open_shard import OpenShard
 PAGE_OF_ENTRIES = 512
 ROUNDS = 100  # of looking for rows that were moved meanwhile, so that an iteration ends although others keep moving
 _LOWEST = -NEVER - 1
+_PLACE = itemgetter(0)
 WALKED = 1 << 14  # bytes that wait, and that somebody goes through instead of flushing them
 QUEUE_BOUND = 1 << 62  # of the numbers of a queue; what is beyond, or no number, was planted and is passed over
 _EPOCH, _TICK, _BUFFER = Header.EPOCH, Header.TICK, Header.BUFFER  # for the hot path
@@ -50,6 +51,7 @@ class Reader:
         self._connection = shard.connection
         # Whether the database has a key, of those that were asked for since it was in a state.
         self._known: tuple[tuple[int, ...], dict[bytes, bool]] = (), {}
+        self._gathered: tuple[tuple[int, ...], dict[bytes, Any]] = (), {}  # what waited in a state; nobody changes it
 
     def read(self, home: int, stored_key: bytes) -> bytes | None:
         """Return the record of a key, or one that lies at `home`; the caller calls `find` if that is another key's."""
@@ -285,16 +287,17 @@ class Reader:
 
         def unseen(rows: list[Any]) -> list[Any]:
             if self._shard.evicts:
-                if any(before < row[1] < 0 for row in rows):
+                if _has_moved(rows) and any(before < row[1] < 0 for row in rows):
                     there.update(seen[len(there) :])
                     rows = [row for row in rows if not before < row[1] < 0 or row[0] not in there]
-                seen.extend(row[0] for row in rows)
+                seen.extend(map(_PLACE, rows))
             return rows
 
         moved, top = (_LOWEST, -1), _LOWEST
         for low, high in ((0, last), moved) if reverse else (moved, (0, last)):
             for rows in self._range_in_order(reverse, low, high):
-                top = max([top, *(row[1] for row in rows if row[1] < 0)])
+                if _has_moved(rows):
+                    top = max([top, *(row[1] for row in rows if row[1] < 0)])
                 yield unseen(rows)
         for _ in range(ROUNDS):
             reached = top
@@ -388,7 +391,7 @@ class Reader:
     def rows_at(self, places: Sequence[int]) -> Iterator[tuple[int, Any, Any, Any]]:
         """Yield (place, stored key, original key, record) of the rows at some places, in their order."""
         for batch in sql.batches(places):
-            yield from sorted(self._select_placed(sql.SELECT_RECORDS, batch), key=itemgetter(0))
+            yield from sorted(self._select_placed(sql.SELECT_RECORDS, batch), key=_PLACE)
 
     def queue_end(self, queue: bytes, last: bool, skip: int = 0) -> tuple[bytes, int, int, bytes] | None:
         """Return (stored key, number, place, record) at one end of a queue, behind `skip` others."""
@@ -487,13 +490,16 @@ class Reader:
             or not shard.is_current()
         ):
             return None
-        try:
-            net, _ = ring.gather(WALKED)  # keys: there are fewer than bytes
-        except DecodeError:
-            return None
-        if int in map(type, net):  # a damaged record, which may be about any key of its hash
-            return None
-        return tick, net  # type: ignore[return-value]
+        state, gathered = (shard.epoch, shard.buffer, tick), self._gathered
+        if gathered[0] != state:  # whatever waits at this tick: what changes it stores its own before
+            try:
+                net, _ = ring.gather(WALKED)  # keys: there are fewer than bytes
+            except DecodeError:
+                return None
+            if int in map(type, net):  # a damaged record, which may be about any key of its hash
+                return None
+            self._gathered = gathered = state, net  # type: ignore[assignment]
+        return tick, gathered[1]
 
     def queue_page(
         self, queue: bytes, last: bool, low: int, high: int, limit: int, skip: int = 0
@@ -545,6 +551,11 @@ def _original_and_record(what: Any) -> tuple[bytes | None, bytes]:
     """Return the original key and the record of a row that waits."""
     original = what[8] if len(what) > 8 else None
     return bytes(original) if isinstance(original, bytearray) else None, bytes(what[1])
+
+
+def _has_moved(rows: Sequence[tuple[int, int, bytes, bytes | None]]) -> bool:
+    """Tell whether any of some rows in the order of their numbers was moved."""
+    return rows[0][1] < 0 or rows[-1][1] < 0
 
 
 def _is_row_of(net: Any, number: int = 0) -> bool:
