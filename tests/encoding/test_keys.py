@@ -398,7 +398,7 @@ TAILS = st.text(max_size=40).map(str.encode) | st.binary(max_size=9)
 def is_usual(key: Any) -> bool:
     if type(key) is tuple:
         return len(key) < 15 and all(map(is_usual, key))
-    return type(key) in (str, bytes) or (type(key) is int and key < 1 << 32)
+    return type(key) in (str, bytes) or (type(key) is int and 0 <= key < 1 << 32)
 
 
 @given(USUAL | st.booleans() | st.none() | NESTED | st.floats(), st.integers(3, (1 << 60) - 1))
