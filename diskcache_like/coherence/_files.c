@@ -35,7 +35,7 @@ static int is_filled(int file, char *memory, Py_ssize_t size)
     return done == size;
 }
 
-/* Return the content of a value file, None wherever Python has to look what is wrong. `args`: the folder, the file's name
+/* Return the content of a value file, None where Python has to find out what is wrong. `args`: the folder, the file's name
    in it, its size or the memory to fill. Memory is only allocated for a file that has this size. */
 PyObject *read_file(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {

@@ -426,11 +426,11 @@ PyObject *open_plain(PyObject *module, PyObject *const *args, Py_ssize_t count)
    Python. Each tuple takes four bytes at least, so none is deep. */
 static Py_ssize_t put_key(uint8_t *stored, Py_ssize_t used, PyObject *key)
 {
-    uint8_t head[5] = {0xD9};
+    uint8_t head[9] = {0xD9};
     const char *content = NULL;
     char *bytes;
     Py_ssize_t size = 0, width = 2, index;
-    uint64_t number;
+    int overflow;
     if (PyUnicode_CheckExact(key)) {
         content = PyUnicode_AsUTF8AndSize(key, &size);
         if (size < 32) {
@@ -441,10 +441,10 @@ static Py_ssize_t put_key(uint8_t *stored, Py_ssize_t used, PyObject *key)
         content = PyBytes_AsStringAndSize(key, &bytes, &size) < 0 ? NULL : bytes;
         head[0] = 0xC4;
     } else if (PyLong_CheckExact(key)) {
-        number = PyLong_AsUnsignedLongLong(key);
-        content = !PyErr_Occurred() && number <= UINT32_MAX ? "" : NULL;
-        head[0] = number < 128 ? (uint8_t)number : 0xCE;
-        width = number < 128 ? 1 : 5;
+        uint64_t number = (uint64_t)PyLong_AsLongLongAndOverflow(key, &overflow);
+        content = overflow ? NULL : "";
+        width = number < 128 ? 1 : number <= UINT32_MAX ? 5 : 9; /* a negative one is large */
+        head[0] = width == 1 ? (uint8_t)number : width == 5 ? 0xCE : 0xD3;
         for (index = width - 1; index > 0; index--, number >>= 8)
             head[index] = (uint8_t)number;
     } else if (PyTuple_CheckExact(key) && PyTuple_Size(key) < 15) {
@@ -467,7 +467,7 @@ static Py_ssize_t put_key(uint8_t *stored, Py_ssize_t used, PyObject *key)
     return used;
 }
 
-/* Return the hash of a stored key that is not digested, over four. */
+/* Return a quarter of the hash of a stored key that is not digested. */
 static uint64_t home_of(const uint8_t *stored, Py_ssize_t size, uint64_t modulus)
 {
     unsigned __int128 left = 0;
@@ -481,8 +481,8 @@ static uint64_t home_of(const uint8_t *stored, Py_ssize_t size, uint64_t modulus
     return (uint64_t)((left << (8 * size) | number) % modulus);
 }
 
-/* Return (stored key, hash, store) of a text, a byte string or a small number as a key, or a tuple of such; None for any
-   other, and where the stored key would be digested. `args`: the key, the modulus, the list of stores. */
+/* Return (stored key, hash, store) of a text, a byte string or a number of 64 bits as a key, or a tuple of such; None for
+   any other, and where the stored key would be digested. `args`: the key, the modulus, the list of stores. */
 PyObject *located(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     uint8_t stored[DIGEST_ABOVE];
@@ -502,8 +502,8 @@ PyObject *located(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return Py_BuildValue("(y#KO)", (const char *)stored, used, (unsigned long long)home << 2, store);
 }
 
-/* Return the key of a row that is a text, a byte string or a small number; None for any other, for one that is not in its
-   form, and for one that does not belong to its place. `args`: the place, the stored key, the modulus. */
+/* Return the key of a row that is a text, a byte string or a number of 64 bits; None for any other, for one that is not
+   in its form, and for one that does not belong to its place. `args`: the place, the stored key, the modulus. */
 PyObject *key_at(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     uint64_t place, modulus;
@@ -526,11 +526,15 @@ PyObject *key_at(PyObject *module, PyObject *const *args, Py_ssize_t count)
     token = taken(&at, end);
     size = end - at;
     /* In one form only: as short as it can be, but a byte string and a number have one width each. */
-    if (token.kind == TEXT && token.number == (uint64_t)size && (token.width ? token.width == 1 && size > 31 : 1))
+    if (token.kind == TEXT && token.number == (uint64_t)size && (!token.width || (token.width == 1 && size > 31)))
         key = PyUnicode_DecodeUTF8((const char *)at, size, NULL);
     else if (token.kind == BYTES && token.width == 1 && token.number == (uint64_t)size)
         key = PyBytes_FromStringAndSize((const char *)at, size);
-    else if (!size && (token.kind == SMALL ? token.number < 128 : token.kind == UNSIGNED && token.width == 4 && token.number > 127))
+    else if (!size && token.kind == SIGNED && token.width == 8 && token.number > UINT32_MAX)
+        key = PyLong_FromLongLong((long long)token.number);
+    else if (!size && token.kind == UNSIGNED && token.width == 4 && token.number > 127)
+        key = PyLong_FromUnsignedLongLong(token.number);
+    else if (!size && token.kind == SMALL && token.number < 128)
         key = PyLong_FromUnsignedLongLong(token.number);
     if (key)
         return key;

@@ -350,7 +350,7 @@ def read(root: str, name: str, into: int | memoryview) -> bytes | memoryview:
     if content is not None:
         return content
     with open_read(root, name, into if isinstance(into, int) else len(into)) as reader:  # it says what is wrong
-        return reader.read() if isinstance(into, int) else into[: reader.readinto(into)]
+        return reader.read(into) if isinstance(into, int) else into[: reader.readinto(into)]
 
 
 def _open_value(root: str, name: str, size: int | None) -> int:

@@ -202,7 +202,7 @@ class ValueFiles:
         return io.BufferedReader(content, CHUNK)
 
     def _verified_memory(self, record: Record, into: int | memoryview) -> bytes | memoryview:
-        """Read the content of a value file that is not sealed once, and verify it; `into` is as in `file_io.read`."""
+        """Read an unsealed value file once, and verify its content; `into` is as in `file_io.read`."""
         content = file_io.read(self._directory, self._name(record), into)
         self._compare(record, (content,))
         return content

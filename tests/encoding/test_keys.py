@@ -381,7 +381,7 @@ def test_strong_pseudoprimes_are_not_taken_for_primes(number: int) -> None:
     assert keys_module.is_prime((1 << 61) - 1)
 
 
-USUAL = st.text(max_size=70) | st.binary(max_size=70) | st.integers(0, 1 << 33)
+USUAL = st.text(max_size=70) | st.binary(max_size=70) | st.integers(0, 1 << 33) | st.integers(-(1 << 65), 1 << 65)
 NESTED = st.recursive(
     st.text(max_size=9) | st.integers(0, 300) | st.none() | st.booleans(),
     lambda inner: st.lists(inner, max_size=16).map(tuple),
@@ -398,7 +398,7 @@ TAILS = st.text(max_size=40).map(str.encode) | st.binary(max_size=9)
 def is_usual(key: Any) -> bool:
     if type(key) is tuple:
         return len(key) < 15 and all(map(is_usual, key))
-    return type(key) in (str, bytes) or (type(key) is int and 0 <= key < 1 << 32)
+    return type(key) in (str, bytes) or (type(key) is int and -(1 << 63) <= key < 1 << 63)
 
 
 @given(USUAL | st.booleans() | st.none() | NESTED | st.floats(), st.integers(3, (1 << 60) - 1))
@@ -442,7 +442,19 @@ def test_the_core_tells_no_key_that_is_not_in_its_form(stored_key: bytes) -> Non
 
 @pytest.mark.parametrize(
     "stored_key",
-    [b"", b"\xd9\x01a", b"\xa1\xff", b"\xa2a", b"\xcc\x05", b"\xce\0\0\0\5", b"\xff", b"\x05\0", None, "a"],
+    [
+        b"",
+        b"\xd9\x01a",
+        b"\xa1\xff",
+        b"\xa2a",
+        b"\xcc\x05",
+        b"\xce\0\0\0\5",
+        b"\xd3\0\0\0\0\xff\xff\xff\xff",
+        b"\xff",
+        b"\x05\0",
+        None,
+        "a",
+    ],
 )
 def test_what_is_no_key_in_its_form_is_left_to_python(stored_key: Any) -> None:
     place = keys_module.key_hash(stored_key, 101) if isinstance(stored_key, bytes) else 0
@@ -455,7 +467,7 @@ def test_the_core_locates_no_other_key() -> None:
     class Text(str):
         __slots__ = ()
 
-    for key in ("\ud800", -1, 1 << 64, Text("key"), 5.0, object(), "x" * 1_000, (5.0,), ("key", ["key"])):
+    for key in ("\ud800", 1 << 63, ~(1 << 63), Text("key"), 5.0, object(), "x" * 1_000, (5.0,), ("key", ["key"])):
         assert keys_module.located(key, 7, [1]) is None
     assert keys_module.located("key", 7, []) is None
     for modulus, stores in (("7", [1]), (7, None), (-1, [1])):

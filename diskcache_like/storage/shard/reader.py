@@ -491,12 +491,13 @@ class Reader:
         ):
             return None
         state, gathered = (shard.epoch, shard.buffer, tick), self._gathered
-        if gathered[0] != state:  # whatever waits at this tick: what changes it stores its own before
+        if gathered[0] != state:  # what waits at this tick: whoever changes it stores a new tick first
             try:
                 net, _ = ring.gather(WALKED)  # keys: there are fewer than bytes
             except DecodeError:
                 return None
-            if int in map(type, net):  # a damaged record, which may be about any key of its hash
+            # A damaged record may be about any key of its hash. The shard may have been closed and opened meanwhile.
+            if int in map(type, net) or shard.ring is not ring or shard.header is not header:
                 return None
             self._gathered = gathered = state, net  # type: ignore[assignment]
         return tick, gathered[1]
@@ -554,7 +555,7 @@ def _original_and_record(what: Any) -> tuple[bytes | None, bytes]:
 
 
 def _has_moved(rows: Sequence[tuple[int, int, bytes, bytes | None]]) -> bool:
-    """Tell whether any of some rows in the order of their numbers was moved."""
+    """Tell whether any of these rows, which are sorted by their numbers, was moved."""
     return rows[0][1] < 0 or rows[-1][1] < 0
 
 
