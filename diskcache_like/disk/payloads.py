@@ -112,27 +112,28 @@ class Payloads:
         return value, payload, self._load_pickle
 
 
+HITS = 8  # after which a value is kept decoded: finding out how to copy it takes as long as decoding it a dozen times
 # What makes a value, None if that is not decided, and of what. Both in one object, since hits read it without a lock.
 How = tuple[Callable[[Any], Any] | None, Any]
 
 
 class Kept:
-    """A mutable value in memory: its payload, and from the second hit on the value itself, which nobody else has."""
+    """A mutable value in memory: its payload, and after some hits the value itself, which nobody else has."""
 
-    __slots__ = ("_decode", "_is_seen", "admit", "how")
+    __slots__ = ("_decode", "_hits", "admit", "how")
 
     def __init__(self, payload: bytes, decode: Callable[[bytes], Any]) -> None:
         self._decode = decode
-        self._is_seen = False
+        self._hits = 0
         # Asks for so many bytes of memory, and sets `how` if it gets them; the hot layer provides it.
         self.admit: Callable[[Kept, int, How], bool] = _refuse
         self.how: How = None, payload
 
     def decoded(self, payload: bytes) -> Any:
-        """Return the decoded value; from the second time on keep one to copy, if it can be copied and there is room."""
+        """Return the decoded value; the last time keep one to copy, if it can be copied and there is room."""
         value = self._decode(payload)
-        if not self._is_seen:
-            self._is_seen = True
+        self._hits += 1  # from several threads: some may be lost
+        if self._hits < HITS:
             return value
         copy, size = copier_of(value)
         if copy is not None and self.admit(self, size, (copy, value)):
