@@ -35,8 +35,8 @@ static int is_filled(int file, char *memory, Py_ssize_t size)
     return done == size;
 }
 
-/* Return the content of a value file, None where Python has to find out what is wrong. `args`: the folder, the file's name
-   in it, its size or the memory to fill. Memory is only allocated for a file that has this size. */
+/* Return the content of a value file, None where Python has to find out what is wrong. `args`: the folder, the file's
+   name in it, its size or the memory to fill. Memory is only allocated for a file that has this size. */
 PyObject *read_file(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
     Py_buffer given = {0};
@@ -71,6 +71,6 @@ PyObject *read_file(PyObject *module, PyObject *const *args, Py_ssize_t count)
     if (is_done)
         return content;
     Py_XDECREF(content);
-    PyErr_Clear(); /* no memory */
+    PyErr_Clear(); /* of a lack of memory */
     Py_RETURN_NONE;
 }

@@ -259,10 +259,10 @@ class Shard:
         """
 
 def key_at(place: int, stored_key: object, modulus: int, /) -> str | bytes | int | None:
-    """Return the key of a row that is a text, bytes or a number of 64 bits; None if it is not, or belongs elsewhere."""
+    """Return a row's key if it is text, bytes or a 64-bit integer and belongs to this place; else None."""
 
 def located(key: object, modulus: int, stores: list[Any], /) -> tuple[bytes, int, Any] | None:
-    """Return (stored key, hash, store) of a text, bytes, a number of 64 bits, or a tuple of them, as a key (keys.py).
+    """Return (stored key, hash, store) of a key that is text, bytes, a 64-bit integer, or a tuple of these.
 
     None for any other key, and for one whose stored key is digested before it is hashed.
     """
@@ -277,7 +277,7 @@ def pack_plain(stored_key: bytes, payload: bytes, expire: float | None, tags: by
     """Return the record of a value in the row with no more metadata than these two (encoding/record.py)."""
 
 def read_file(folder: str, last: str, into: int | memoryview, /) -> bytes | memoryview | None:
-    """Read a value file without the GIL; return its content, of so many bytes, or the memory that it has filled.
+    """Read a value file without the GIL; return its content as bytes, or the given memory once it is filled.
 
     None if it is not a regular file of that size with one name, if it or its folder is a link, and after any error of
     the system.

@@ -9,6 +9,7 @@
 #include "_types.h"
 
 #define DEEPEST 400 /* MAX_DEPTH of msgpack_reader.py */
+#define PART (DIGEST_ABOVE + 9) /* bytes of a text in a key, with its head */
 #define KEYS 64     /* keys that are kept while a value is read: records have the same few */
 
 enum kind { WRONG, CONSTANT, SMALL, UNSIGNED, SIGNED, REAL, TEXT, BYTES, ARRAY, MAP };
@@ -422,49 +423,35 @@ PyObject *open_plain(PyObject *module, PyObject *const *args, Py_ssize_t count)
     return Py_BuildValue("(Nd)", value, expire);
 }
 
-/* Append the stored form of a key to the `used` bytes of a buffer; return how many there are now, -1 if it is left to
-   Python. Each tuple takes four bytes at least, so none is deep. */
-static Py_ssize_t put_key(uint8_t *stored, Py_ssize_t used, PyObject *key)
+/* Put the stored form of a key, of which a call adds less than `PART` bytes; return 0 if it is left to Python. Each tuple
+   takes four bytes at least, so none is deep. */
+static int put_key(Output *output, PyObject *key)
 {
-    uint8_t head[9] = {0xD9};
-    const char *content = NULL;
-    char *bytes;
-    Py_ssize_t size = 0, width = 2, index;
-    int overflow;
+    Py_ssize_t size, index;
+    int is_put = 0, overflow;
+    if (output->used > DIGEST_ABOVE)
+        return 0;
     if (PyUnicode_CheckExact(key)) {
-        content = PyUnicode_AsUTF8AndSize(key, &size);
-        if (size < 32) {
-            head[0] = (uint8_t)(0xA0 | size);
-            width = 1;
-        }
+        const char *text = PyUnicode_AsUTF8AndSize(key, &size);
+        is_put = text && size <= DIGEST_ABOVE && put_size(output, 0xA0, 31, size, 0xD9, 0)
+            && put(output, text, (size_t)size);
     } else if (PyBytes_CheckExact(key)) {
-        content = PyBytes_AsStringAndSize(key, &bytes, &size) < 0 ? NULL : bytes;
-        head[0] = 0xC4;
+        size = PyBytes_Size(key);
+        is_put = size <= DIGEST_ABOVE && put_size(output, 0, -1, size, 0xC4, 0)
+            && put(output, PyBytes_AsString(key), (size_t)size);
     } else if (PyLong_CheckExact(key)) {
-        uint64_t number = (uint64_t)PyLong_AsLongLongAndOverflow(key, &overflow);
-        content = overflow ? NULL : "";
-        width = number < 128 ? 1 : number <= UINT32_MAX ? 5 : 9; /* a negative one is large */
-        head[0] = width == 1 ? (uint8_t)number : width == 5 ? 0xCE : 0xD3;
-        for (index = width - 1; index > 0; index--, number >>= 8)
-            head[index] = (uint8_t)number;
-    } else if (PyTuple_CheckExact(key) && PyTuple_Size(key) < 15) {
-        content = "\xC7\0\x20"; /* an extension that marks a tuple */
-        size = 3;
-        head[0] = (uint8_t)(0x90 | (PyTuple_Size(key) + 1));
-        width = 1;
+        uint64_t number = (uint64_t)PyLong_AsLongLongAndOverflow(key, &overflow); /* a negative one is large */
+        is_put = !overflow
+            && (number < 128              ? put_number(output, (unsigned)number, 0, 0)
+                    : number <= UINT32_MAX ? put_number(output, 0xCE, number, 4)
+                                           : put_number(output, 0xD3, number, 8));
+    } else if (PyTuple_CheckExact(key) && (size = PyTuple_Size(key)) < 15) {
+        is_put = put_number(output, 0x91 + (unsigned)size, 0, 0) && put(output, "\xC7\0\x20", 3); /* marks a tuple */
+        for (index = 0; is_put && index < size; index++)
+            is_put = put_key(output, PyTuple_GetItem(key, index));
     }
     PyErr_Clear();
-    if (!content || used + width + size > DIGEST_ABOVE)
-        return -1;
-    if (width == 2)
-        head[1] = (uint8_t)size;
-    memcpy(stored + used, head, (size_t)width);
-    memcpy(stored + used + width, content, (size_t)size);
-    used += width + size;
-    if (PyTuple_CheckExact(key))
-        for (index = 0; used >= 0 && index < PyTuple_Size(key); index++)
-            used = put_key(stored, used, PyTuple_GetItem(key, index));
-    return used;
+    return is_put && output->used <= DIGEST_ABOVE;
 }
 
 /* Return a quarter of the hash of a stored key that is not digested. */
@@ -485,21 +472,22 @@ static uint64_t home_of(const uint8_t *stored, Py_ssize_t size, uint64_t modulus
    any other, and where the stored key would be digested. `args`: the key, the modulus, the list of stores. */
 PyObject *located(PyObject *module, PyObject *const *args, Py_ssize_t count)
 {
-    uint8_t stored[DIGEST_ABOVE];
-    Py_ssize_t size, used;
+    uint8_t stored[DIGEST_ABOVE + PART];
+    Output output = {.bytes = stored, .room = sizeof stored}; /* there is always room, so it is not moved */
+    Py_ssize_t size;
     uint64_t modulus, home;
     PyObject *store;
     (void)module;
     if (!takes("located", count, 3) || !is_word(args[1], &modulus))
         return NULL;
-    if ((used = put_key(stored, 0, args[0])) < 0 || !modulus)
+    if (!put_key(&output, args[0]) || !modulus)
         Py_RETURN_NONE;
-    home = home_of(stored, used, modulus);
+    home = home_of(stored, (Py_ssize_t)output.used, modulus);
     size = PyList_Size(args[2]);
     store = size > 0 ? PyList_GetItem(args[2], (Py_ssize_t)(home % SHARD_PRIME % (uint64_t)size)) : NULL;
     if (!store) /* what is no list has set an error */
         return PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
-    return Py_BuildValue("(y#KO)", (const char *)stored, used, (unsigned long long)home << 2, store);
+    return Py_BuildValue("(y#KO)", (const char *)stored, (Py_ssize_t)output.used, (unsigned long long)home << 2, store);
 }
 
 /* Return the key of a row that is a text, a byte string or a number of 64 bits; None for any other, for one that is not

@@ -112,7 +112,7 @@ class Payloads:
         return value, payload, self._load_pickle
 
 
-HITS = 8  # after which a value is kept decoded: finding out how to copy it takes as long as decoding it a dozen times
+HITS = 8  # until a value is kept decoded: finding out how to copy it takes as long as decoding it a dozen times
 # What makes a value, None if that is not decided, and of what. Both in one object, since hits read it without a lock.
 How = tuple[Callable[[Any], Any] | None, Any]
 
@@ -130,9 +130,9 @@ class Kept:
         self.how: How = None, payload
 
     def decoded(self, payload: bytes) -> Any:
-        """Return the decoded value; the last time keep one to copy, if it can be copied and there is room."""
+        """Return the decoded value; at hit number `HITS` keep one to copy, if it can be copied and there is room."""
         value = self._decode(payload)
-        self._hits += 1  # from several threads: some may be lost
+        self._hits += 1  # threads at once may lose some
         if self._hits < HITS:
             return value
         copy, size = copier_of(value)

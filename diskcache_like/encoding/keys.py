@@ -307,7 +307,7 @@ def key_hash(stored_key: bytes, modulus: int) -> int:
     return (int.from_bytes(stored_key, "big") % modulus) << 2
 
 
-# Quickly, for most keys: what `encode_key` and `key_hash` return, and what `decode_key` does where the hash is right.
+# The fast way for most keys: `encode_key` with `key_hash`, and `decode_key` after a check of the hash.
 located = _native.located
 key_at = _native.key_at
 

@@ -59,7 +59,7 @@ SELECT_UNTIL = """SELECT k = ?,
     FROM entry WHERE h BETWEEN ? AND ? LIMIT 4"""
 SELECT_WHOLE = "SELECT k = ?, v, file, queue, version, spelling FROM entry WHERE h BETWEEN ? AND ? LIMIT 4"
 DELETE_H = "DELETE FROM entry WHERE h = ?"
-# Takes half as long as one statement per place. Looks up one row of each, since a planted index may have no end.
+# Takes half as long as one statement per place. Looks up one row for each, since a planted index may have no end.
 DELETE_PLACES = """DELETE FROM entry WHERE id IN
     (SELECT (SELECT id FROM entry WHERE h = value) FROM json_each(?))"""
 CHANGE_NOTHING = "DELETE FROM entry WHERE 0"  # refused, as every change is, by a connection that can only read

@@ -38,7 +38,7 @@ class Remover:
         """
         self.recovery.trash.expect()
         with self._invalidation.commit_many(places, autocommit=False):
-            removed = self._connection.execute(sql.DELETE_PLACES, (json.dumps([*places]),)).rowcount
+            removed = self._connection.execute(sql.DELETE_PLACES, (json.dumps(places),)).rowcount
             if places and not removed:
                 path = self._shard.path
                 raise corrupt(f"{path!r}: rows that are found cannot be deleted", path)
