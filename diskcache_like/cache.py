@@ -945,9 +945,11 @@ class Cache(Queues, Streams, Iteration, Computed, Administration, OfKeysAndValue
     # -- the handle -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Flush the write buffer and close every file; the next operation opens them again.
+        """Close every file; the next operation opens them again.
 
-        Raises Timeout if it cannot flush within `timeout` seconds or one second, whichever is longer.
+        The last handle to close flushes the write buffer, for all processes.
+
+        Raises Timeout if it cannot get the write lock within `timeout` seconds or one second, whichever is longer.
         """
         self._hot.clear()
         if self._tier is not None:

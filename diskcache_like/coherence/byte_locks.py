@@ -15,7 +15,8 @@ from pathlib import Path
 from ..system.signals import reraise_signal
 from .control_files import open_control_file
 
-_SET = getattr(fcntl, "F_OFD_SETLK", 37)  # as <fcntl.h> of Linux has it; not every Python names it
+# As <fcntl.h> of Linux has them; not every Python names them.
+_GET, _SET = getattr(fcntl, "F_OFD_GETLK", 36), getattr(fcntl, "F_OFD_SETLK", 37)
 _FLOCK = struct.Struct("@hhqqi0q")  # struct flock: type, whence, start, length, process id (0 for this command)
 
 _FIRST = 1 << 62  # the byte of number 0; no file is that long, so that what is locked is never content
@@ -32,6 +33,7 @@ class ByteLocks:
     __slots__ = ("_held", "available", "descriptor")
 
     def __init__(self, path: Path, *, shared: bool = False, create: bool = False) -> None:
+        self.descriptor = -1
         self._held: dict[int, object] = {}  # owners by number; single steps on a dictionary are atomic
         self.descriptor = open_control_file(path, create=create, shared=shared)
         self.available = self._set(_PROBE, fcntl.F_RDLCK)
@@ -60,19 +62,29 @@ class ByteLocks:
         for number in tuple(self._held):
             self.let_go(number, owner)
 
+    def are_shared(self) -> bool:
+        """Tell whether another handle has these locks open, in this process or another; False if that is not known."""
+        return self.available and self._ask(_GET, _PROBE, fcntl.F_WRLCK) not in (None, fcntl.F_UNLCK)
+
     def _set(self, offset: int, kind: int) -> bool:
         """Try to give a byte a lock of a kind, and tell whether it has that now."""
+        return self._ask(_SET, offset, kind) is not None
+
+    def _ask(self, command: int, offset: int, kind: int) -> int | None:
+        """Ask the kernel for a lock of a kind on a byte, and return the kind that it answers; None if it refuses."""
         if not sys.platform.startswith("linux"):
-            return False  # its struct flock has another layout
+            return None  # its struct flock has another layout
         try:
-            fcntl.fcntl(self.descriptor, _SET, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
+            answer = fcntl.fcntl(self.descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
         except (OSError, ValueError) as error:  # a ValueError if another thread has closed it just now
             reraise_signal(error)
-            return False
-        return True
+            return None
+        return int(_FLOCK.unpack(answer)[0])
 
     def close(self) -> None:
         """Free everything; do nothing the second time."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+    __del__ = close  # for a handle that was dropped

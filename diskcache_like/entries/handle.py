@@ -216,9 +216,14 @@ class Handle:
         return new_codec(**named, settings=settings, policy=self.pickle_policy, extensions=(self.classes,))
 
     def _set_codecs(self) -> None:
-        for store in self.shards.stores:
-            if store.disk.own_values:
-                store.disk.value_codec = self.codec_of(store, {})
+        stores = self.shards.stores
+        first = stores[0]
+        if not first.disk.own_values:
+            return
+        common = self.codec_of(first, {})
+        for store in stores:
+            is_alike = store.settings == first.settings and store.identity == first.identity
+            store.disk.value_codec = common if is_alike else self.codec_of(store, {})
 
     def apply(self, name: str, value: Any) -> None:
         """Make a setting effective in the disks, the codecs and what is counted."""

@@ -28,8 +28,9 @@ from .sqlite.reader_pool import MAX_READERS
 from .store import Store
 
 _PATIENCE = 0.1  # seconds at most that opening waits for the end of a cross-shard transaction
-# Of each shard: the lock, the mapped generations and write buffer, -shm, and database and -wal for each connection.
-LEAST_DESCRIPTORS, MOST_DESCRIPTORS = (4 + 2 * connections for connections in (2, MAX_READERS + 1))
+# Of each shard: the lock, the byte locks, the mapped generations and write buffer, -shm, and database and -wal for each
+# connection.
+LEAST_DESCRIPTORS, MOST_DESCRIPTORS = (5 + 2 * connections for connections in (2, MAX_READERS + 1))
 OWN_DESCRIPTORS = 2  # of the cache: the counts, which it has open and mapped
 
 

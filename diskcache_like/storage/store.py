@@ -149,19 +149,22 @@ class Store:
         try:
             if not self.transactions.acquire(timeout):
                 return
-            is_flushed = False
+            is_mended = False
             with contextlib.suppress(DirectoryError, DiskFull, StorageError):
                 if shard.is_current():  # else what waits is another database's
-                    if shard.ring is not None and shard.ring.waiting():
+                    # The last handle to close flushes: each looks under the lock, and is gone before it releases that.
+                    is_last = not shard.byte_locks.are_shared()
+                    if is_last and shard.ring is not None and shard.ring.waiting():
                         self.connection.take_over_reader()
                     self.transactions.mend()
-                    self.writer.buffer.flush()  # what is left stays in its file, where the next opening finds it
-                    is_flushed = True
+                    if is_last:
+                        self.writer.buffer.flush()  # what is left stays in its file, where the next opening finds it
+                    is_mended = True
             # What a full disk or a damaged file leaves undone here is done, or met again, after the next opening;
             # where the directory was removed under the cache, nothing is left to do.
             with contextlib.suppress(DirectoryError, DiskFull, StorageError):
                 self.trash.empty_old()
-            if is_flushed:
+            if is_mended:
                 self.transactions.settle()  # last, so that the next opening has nothing to mend
             shard.close()
         finally:
@@ -231,14 +234,14 @@ class Store:
 
     def hold(self, home: int, owner: object) -> bool | None:
         """Hold the key of `home` if nobody does, until `let_go` or this process ends; None where that is impossible."""
-        locks = self.shard.byte_locks()
+        self.shard.ready()
+        locks = self.shard.byte_locks
         return locks.hold(home >> 2, owner) if locks.available else None
 
     def let_go(self, home: int, owner: object) -> None:
         """Let go of the key of `home` if this owner holds it."""
-        locks = self.shard.byte_locks_here()
-        if locks is not None:  # else they are closed, and so the hold has ended
-            locks.let_go(home >> 2, owner)
+        if not self.shard.inherited():  # else it is the parent's to free, or closed, and so the hold has ended
+            self.shard.byte_locks.let_go(home >> 2, owner)
 
     def generation(self, home: int) -> int:
         """Return the generation of the slot of `home`; read it before looking at the entry, then sleep on it."""

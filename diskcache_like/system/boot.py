@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from pathlib import Path
 from typing import Final
@@ -17,20 +16,17 @@ _UUID_SIZE: Final = 64  # bytes, more than a UUID as text has
 def boot_id() -> int:
     """Return a number that changes each time the machine starts, or 0 if the system does not say."""
     try:
-        text = _session_uuid() if sys.platform == "darwin" else _kernels_uuid()
+        text = _session_uuid() if sys.platform == "darwin" else _kernels_uuid(_BOOT_ID)
         return int(text.replace("-", "").strip()[:16], 16)
     except (OSError, ValueError, AttributeError) as error:
         reraise_signal(error)
         return 0
 
 
-def _kernels_uuid() -> str:
-    """Return Linux's name of this boot, with as few steps as possible, since opening a shard asks for it twice."""
-    descriptor = os.open(_BOOT_ID, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(descriptor, _UUID_SIZE).decode("ascii")
-    finally:
-        os.close(descriptor)
+@functools.cache  # opening a shard asks for it twice
+def _kernels_uuid(path: Path) -> str:
+    """Return Linux's name of this boot."""
+    return path.read_text("ascii")
 
 
 @functools.cache

@@ -66,7 +66,7 @@ def judge_flights(cache: Cache, other: Cache) -> None:
     """Assert that nobody holds the flight of a key, and that both handles can compute what was to be computed."""
     for handle in (cache, other):
         for store in handle._shards.stores:
-            assert not store.shard.byte_locks()._held, "a flight is held"
+            assert not store.shard.byte_locks._held, "a flight is held"
     for number, handle in enumerate((cache, other)):
         handle.delete("left", retry=True)
         assert handle.get_or_set("left", lambda number=number: number) == number

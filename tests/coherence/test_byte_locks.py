@@ -123,9 +123,30 @@ def test_they_are_available_to_all_at_once(path: Path) -> None:
         assert other.available
 
 
+@linux
+def test_they_tell_whether_another_handle_has_them_open_until_it_is_closed_or_killed(crew: Crew, path: Path) -> None:
+    with closing(ByteLocks(path)) as mine:
+        assert not mine.are_shared()
+        with closing(ByteLocks(path)) as other:
+            assert mine.are_shared()
+            assert other.are_shared()
+            with closing(ByteLocks(path)) as third:
+                assert third.available, "to look takes nothing from who comes next"
+        assert not mine.are_shared()
+        worker = crew.start(hold, path)
+        assert worker.hear()
+        assert mine.are_shared()
+        worker.kill()
+        worker.join()
+        assert not mine.are_shared()
+    assert not mine.are_shared(), "closed"
+
+
 def locks_of(cache: Cache) -> ByteLocks:
-    """Return the byte locks of a cache's handle."""
-    return cache._shards.stores[0].shard.byte_locks()
+    """Return the byte locks of a cache's handle, opened if it was closed."""
+    shard = cache._shards.stores[0].shard
+    shard.ready()
+    return shard.byte_locks
 
 
 @linux

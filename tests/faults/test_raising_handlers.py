@@ -138,7 +138,7 @@ def test_an_interrupted_computation_gives_back_its_flight_also_while_the_excepti
         for number in range(1, places_in(compute) + 1):
             cache.delete("key")
             error = interrupted(compute, number, (Interrupted, Alarm, Late)[number % 3])
-            assert not cache._shards.stores[0].shard.byte_locks()._held, (number, error)
+            assert not cache._shards.stores[0].shard.byte_locks._held, (number, error)
             cache.delete("key")
             compute()  # which would wait for itself, if this thread seemed to be computing the value
             del error

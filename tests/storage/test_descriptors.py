@@ -25,8 +25,9 @@ from ..support.workers import PATIENCE, Crew, Link, Worker
 
 THREADS = 50
 LARGE = bytes(1 << 16)  # goes to a file, and so its row to the database at once
-# Database and WAL for each of the readers and the writer; -shm once; the lock; the mapped generations and write buffer.
-PER_SHARD = 2 * (MAX_READERS + 1) + 1 + 1 + 2
+# Database and WAL for each of the readers and the writer; -shm once; the lock; the byte locks; the mapped generations
+# and write buffer.
+PER_SHARD = 2 * (MAX_READERS + 1) + 1 + 1 + 1 + 2
 
 
 @pytest.fixture

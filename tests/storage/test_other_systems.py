@@ -193,7 +193,7 @@ def test_a_cache_that_finds_too_few_descriptors_names_limit_and_need(number: int
     assert raised.value.errno == errno.EMFILE
     text = str(raised.value)
     assert f"this process may have {limit} open (RLIMIT_NOFILE)" in text
-    assert "a cache of 8 shards needs 66, and up to 178 with many threads" in text
+    assert "a cache of 8 shards needs 74, and up to 186 with many threads" in text
     assert str(tmp_path / "cache") in text
     with FanoutCache(tmp_path / "cache", shards=8) as cache:
         cache[1] = 1

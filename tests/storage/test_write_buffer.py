@@ -94,7 +94,11 @@ def ring_of(cache: Cache) -> Ring:
 
 def rows_of(cache: Cache) -> int:
     """Return the number of rows that are in the database now, as somebody else sees them."""
-    connection = sqlite3.connect(f"file:{cache.directory}/cache.db?mode=ro", uri=True)
+    return _rows_in(Path(cache.directory))
+
+
+def _rows_in(directory: Path) -> int:
+    connection = sqlite3.connect(f"file:{directory}/cache.db?mode=ro", uri=True)
     try:
         return int(connection.execute("SELECT count(1) FROM entry").fetchone()[0])
     finally:
@@ -128,7 +132,6 @@ def test_a_write_waits_and_everybody_sees_it(cache: Cache, other: Cache) -> None
         lambda cache: cache.set_many({"more": 1, "still more": 2}),
         lambda cache: cache.flush(),
         lambda cache: cache.sync(),
-        lambda cache: cache.close(),
     ],
 )
 def test_whoever_needs_the_rows_has_everything_flushed_first(cache: Cache, other: Cache, look: Any) -> None:
@@ -961,7 +964,7 @@ def test_closing_leaves_nothing_to_mend(cache: Cache) -> None:
         cache.close()
         header = other._shards.stores[0].shard.header
         assert header[Header.SETTLED] == header[Header.TICK]
-        assert header[Header.COUNT] == 2
+        assert len(other) == 2
 
 
 def test_closing_leaves_nothing_to_mend_where_it_empties_the_trash(tmp_path: Path) -> None:
@@ -2039,16 +2042,83 @@ def _connects(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return opened
 
 
+def test_the_last_handle_to_close_flushes_what_waits(cache: Cache, other: Cache) -> None:
+    cache["key"] = 1
+    cache.close()
+    assert rows_of(other) == 0
+    assert other["key"] == 1
+    other.close()
+    assert rows_of(cache) == 1
+
+
+def test_what_the_last_handle_cannot_flush_since_it_is_killed_waits_for_the_next_one(tmp_path: Path) -> None:
+    with Crew() as crew:
+        with Cache(tmp_path) as cache:
+            worker = crew.start(_opened_and_kept, tmp_path)
+            worker.hear()
+            cache["key"] = 1
+        assert rows_of(cache) == 0
+        worker.kill()
+        worker.join()
+    with Cache(tmp_path) as cache:
+        assert cache["key"] == 1
+    assert rows_of(cache) == 1
+
+
+def _opened_and_kept(link: Link, directory: Path) -> None:
+    with Cache(directory) as cache:
+        link.tell(cache.get("key"))
+        link.hear()
+
+
+def test_a_handle_that_closes_is_gone_before_it_releases_the_lock(
+    cache: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release, seen = WriteLock.release_and_close, list[bool]()
+
+    def watched(lock: WriteLock, before: Callable[[], object]) -> None:
+        seen.append(other._shards.stores[0].shard.byte_locks.are_shared())
+        release(lock, before)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WriteLock, "release_and_close", watched)
+        cache.close()
+    assert seen == [False]
+
+
+def test_of_handles_that_close_at_once_one_flushes(tmp_path: Path) -> None:
+    number = 4
+    start = threading.Barrier(number)
+
+    def close(cache: Cache) -> None:
+        start.wait()
+        cache.close()
+
+    with ThreadPoolExecutor(number) as pool:
+        for turn in range(20):
+            caches = [FanoutCache(tmp_path, shards=2) for _ in range(number)]
+            for index, cache in enumerate(caches):
+                cache[turn, index] = turn
+            list(pool.map(close, caches))
+            sizes = [_rows_in(tmp_path / f"00{shard}") for shard in range(2)]
+            assert sum(sizes) == number * (turn + 1)
+
+
+def _close_writer(cache: Cache) -> None:
+    """Close the connection for writing, as if none had been opened yet."""
+    cache._shards.stores[0].connection.close()
+
+
 def test_closing_flushes_over_the_connection_that_has_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Cache(tmp_path) as cache:
         cache["key"] = 0
-    with Cache(tmp_path) as other:
-        other["key"] = 0.5  # with which it has looked after the limit
-        opened = _connects(monkeypatch)
-        with Cache(tmp_path) as cache:
-            assert cache["key"] == 0.5
-            cache["key"] = 1
-        assert not opened
+    opened = _connects(monkeypatch)
+    with Cache(tmp_path) as cache:
+        assert cache["key"] == 0
+        cache["key"] = 1
+        opened.clear()  # with the first write it has looked after the limit
+        _close_writer(cache)
+    assert not opened
     with sqlite3.connect(tmp_path / "cache.db") as connection:
         assert connection.execute("SELECT count(*) FROM entry").fetchone() == (1,)
 
@@ -2058,13 +2128,13 @@ def test_closing_opens_the_database_again_where_the_reader_cannot_write(
 ) -> None:
     with Cache(tmp_path) as cache:
         cache["key"] = 0
-    with Cache(tmp_path) as other:
-        other["key"] = 0.5
-        opened = _connects(monkeypatch)
-        with Cache(tmp_path) as cache:
-            cache["key"] = 1
-            cache._shards.stores[0].shard.pool.free[0].execute("PRAGMA query_only = ON")
-        assert len(opened) == 1
+    opened = _connects(monkeypatch)
+    with Cache(tmp_path) as cache:
+        cache["key"] = 1
+        opened.clear()
+        _close_writer(cache)
+        cache._shards.stores[0].shard.pool.free[0].execute("PRAGMA query_only = ON")
+    assert len(opened) == 1
     with Cache(tmp_path) as cache:
         assert cache["key"] == 1
         assert cache.check() == []

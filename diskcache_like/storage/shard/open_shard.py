@@ -84,6 +84,7 @@ class OpenShard(Limits):
         self.connection = WriterConnection()
         self.token = NOT_OPEN  # of the process that opened
         self.lock: WriteLock
+        self.byte_locks: ByteLocks  # closed with the shard
         self.pool: ReaderPool
         self.generations: GenerationFile
         self.header: Words
@@ -94,7 +95,6 @@ class OpenShard(Limits):
         self.appender: Appender | None = None  # made by the first write that finds nothing due
         self.buffer = 0  # its number
         self.appends = False  # whether this handle's small writes go there
-        self._byte_locks: ByteLocks | None = None
         self._borrowed = 0  # bytes of the disk reserve that opening took on a full disk
         self.epoch = 0
         self.looked = 0  # at how many bytes written it was last seen that the directory is there
@@ -140,7 +140,13 @@ class OpenShard(Limits):
                 _close_maps(found[1])
                 lock.close()
                 return
-            self.lock = lock
+            try:
+                byte_locks = ByteLocks(Path(self.directory, GENERATIONS), shared=self.config.shared)
+            except BaseException:
+                _close_files(found[0])
+                _close_maps(found[1])
+                raise
+            self.lock, self.byte_locks = lock, byte_locks
             self._use(*found)
         except LockTaken:
             raise  # with the lock, for which this thread now waits
@@ -237,26 +243,6 @@ class OpenShard(Limits):
         if self.token != process_token():
             self.open()
 
-    def byte_locks(self) -> ByteLocks:
-        """Return the byte locks of this handle, which end with `close`."""
-        # Without the mutex, for which it would have to wait. What is closed meanwhile holds nothing.
-        return self.byte_locks_here() or self._under_mutex(self._open_byte_locks)
-
-    def _open_byte_locks(self, waited: WriteLock | None) -> ByteLocks:
-        self._open(waited)
-        if self._byte_locks is None:
-            self._byte_locks = ByteLocks(Path(self.directory, GENERATIONS), shared=self.config.shared)
-        return self._byte_locks
-
-    def byte_locks_here(self) -> ByteLocks | None:
-        """Return what `byte_locks` has opened, None if it is closed or this process has inherited it."""
-        return self._byte_locks if self.token == process_token() else None
-
-    def _close_byte_locks(self) -> None:
-        locks, self._byte_locks = self._byte_locks, None
-        if locks is not None:
-            locks.close()
-
     def is_open_with(self, lock: WriteLock) -> bool:
         """Tell whether the shard is open and `lock` its write lock; if not, another thread has closed it.
 
@@ -268,7 +254,7 @@ class OpenShard(Limits):
         """Close everything, and release the write lock, which the caller holds."""
         lock, generations, ring = self.lock, self.generations, self.ring
         try:
-            self._close_byte_locks()
+            self.byte_locks.close()
             self._close_connections()
             self._give_back(lock)
             self.appender = None
@@ -415,7 +401,7 @@ class OpenShard(Limits):
     def _abandon(self) -> None:
         """Rid a forked child of what it inherited (see `forking`)."""
         self.lock.abandon()
-        self._close_byte_locks()
+        self.byte_locks.close()
         connections, idle = self.pool.inherited()
         connection = self.connection
         if connection.raw is not None:
