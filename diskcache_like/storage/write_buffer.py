@@ -44,6 +44,7 @@ BATCH: int = 1 << 14  # keys that one transaction flushes at most
 SLICE: int = 640  # keys that one append flushes at most; fewer, and more than one in a hundred would flush
 LONGEST: int = 1 << 14  # bytes of a record that is appended
 FULL_PART: int = 4  # of the ring: the most that may wait, and that one record may take, so that it always has room
+LITTLE: int = 1 << 18  # bytes that listing waits for in any case: as much may wait in half of a small ring
 LIMIT_PART: int = 200  # the ring may hold 1/200 of the size limit: what is written between two volume checks
 
 _BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT_EXPIRE
@@ -171,7 +172,9 @@ class WriteBuffer:
             shard.appender = Appender(lock, ring, core.append)
 
     def _bound(self, ring: Ring) -> int:
-        return min(ring.capacity // FULL_PART, self._shard.limit // LIMIT_PART)
+        """Return the bytes that may wait."""
+        part = max(ring.capacity // FULL_PART, min(ring.capacity // 2, LITTLE))
+        return min(part, self._shard.limit // LIMIT_PART)
 
     def _longest(self, ring: Ring) -> int:
         """Return the bytes that a record may have: so few that what waits is never much more than its bound."""

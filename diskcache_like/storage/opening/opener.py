@@ -60,7 +60,7 @@ from .mutex import Holding
 from .replacement import replace_unreadable
 
 ROOM: int = 64 << 20  # bytes of free disk below which no write waits
-LEAST_RECORD = 16  # bytes of the ring for each of its slots; records are longer, so most slots are empty
+LEAST_RECORD = 32  # bytes of the ring for each of its slots; records are longer, so most slots are empty
 NO_RING = 1  # as the number of a write buffer: there is none
 BEGINNING = (1 << 64) - 1  # the number while one is being begun; no handle has it, so each looks again
 MAX_COUNTED = 1 << 62
