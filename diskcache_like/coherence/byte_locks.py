@@ -36,7 +36,7 @@ class ByteLocks:
         self.descriptor = -1
         self._held: dict[int, object] = {}  # owners by number; single steps on a dictionary are atomic
         self.descriptor = open_control_file(path, create=create, shared=shared)
-        self.available = self._set(_PROBE, fcntl.F_RDLCK)
+        self.available = self._ask(_SET, _PROBE, fcntl.F_RDLCK) is not None
 
     def hold(self, number: int, owner: object) -> bool:
         """Lock the byte of a number, of less than 61 bits, for an owner in this process; return whether it was free.
@@ -46,7 +46,7 @@ class ByteLocks:
         """
         if self._held.setdefault(number, owner) is not owner:
             return False
-        if not self._set(_FIRST + number, fcntl.F_WRLCK):
+        if self._ask(_SET, _FIRST + number, fcntl.F_WRLCK) is None:
             del self._held[number]
             return False
         return True
@@ -54,7 +54,7 @@ class ByteLocks:
     def let_go(self, number: int, owner: object) -> None:
         """Free the byte of a number if this owner holds it."""
         if self._held.get(number) is owner:
-            self._set(_FIRST + number, fcntl.F_UNLCK)
+            self._ask(_SET, _FIRST + number, fcntl.F_UNLCK)
             del self._held[number]  # last: until then no other thread takes what the kernel has freed
 
     def let_go_of_all(self, owner: object) -> None:
@@ -64,22 +64,18 @@ class ByteLocks:
 
     def are_shared(self) -> bool:
         """Tell whether another handle has these locks open, in this process or another; False if that is not known."""
-        return self.available and self._ask(_GET, _PROBE, fcntl.F_WRLCK) not in (None, fcntl.F_UNLCK)
+        found = self._ask(_GET, _PROBE, fcntl.F_WRLCK) if self.available else None
+        return found is not None and _FLOCK.unpack(found)[0] != fcntl.F_UNLCK
 
-    def _set(self, offset: int, kind: int) -> bool:
-        """Try to give a byte a lock of a kind, and tell whether it has that now."""
-        return self._ask(_SET, offset, kind) is not None
-
-    def _ask(self, command: int, offset: int, kind: int) -> int | None:
-        """Ask the kernel for a lock of a kind on a byte, and return the kind that it answers; None if it refuses."""
+    def _ask(self, command: int, offset: int, kind: int) -> bytes | None:
+        """Ask the kernel for a lock of a kind on a byte, and return what it answers; None if it refuses."""
         if not sys.platform.startswith("linux"):
             return None  # its struct flock has another layout
         try:
-            answer = fcntl.fcntl(self.descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
+            return fcntl.fcntl(self.descriptor, command, _FLOCK.pack(kind, os.SEEK_SET, offset, 1, 0))
         except (OSError, ValueError) as error:  # a ValueError if another thread has closed it just now
             reraise_signal(error)
             return None
-        return int(_FLOCK.unpack(answer)[0])
 
     def close(self) -> None:
         """Free everything; do nothing the second time."""

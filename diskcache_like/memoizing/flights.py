@@ -57,7 +57,9 @@ class Flight:
         """
         if not despite_failure and self.is_paused():
             return False
-        self._mark = object()  # before it is taken, so that an interrupted call gives it back
+        # Before it is taken, so that an interrupted call gives it back; the same one where a thread does again what
+        # would have blocked the event loop.
+        self._mark = self._mark or object()
         held = self.atomic.hold(self._mark)
         if held is not None:
             return held
