@@ -43,7 +43,7 @@ CARRIED: int = 1 << 16  # bytes that a transaction of another kind takes along
 BATCH: int = 1 << 14  # keys that one transaction flushes at most
 SLICE: int = 640  # keys that one append flushes at most; fewer, and more than one in a hundred would flush
 LONGEST: int = 1 << 14  # bytes of a record that is appended
-FULL_PART: int = 4  # of the ring: the most that may wait, and that one record may take, so that it always has room
+FULL_PART: int = 4  # of the ring: what may wait, and the most that one record may take, so that it always has room
 LITTLE: int = 1 << 18  # bytes that listing waits for in any case: as much may wait in half of a small ring
 LIMIT_PART: int = 200  # the ring may hold 1/200 of the size limit: what is written between two volume checks
 
@@ -178,7 +178,7 @@ class WriteBuffer:
 
     def _longest(self, ring: Ring) -> int:
         """Return the bytes that a record may have: so few that what waits is never much more than its bound."""
-        return min(LONGEST, self._bound(ring), self._shard.limit // LIMIT_PART // 4)
+        return min(LONGEST, ring.capacity // FULL_PART, self._shard.limit // LIMIT_PART // 4)
 
     def _put_mark(self, ring: Ring) -> None:
         """Have the database say what the next record follows."""

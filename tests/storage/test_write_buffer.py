@@ -37,7 +37,7 @@ from diskcache_like import (
 )
 from diskcache_like.coherence import _native
 from diskcache_like.coherence.generations import Header, prime_below
-from diskcache_like.coherence.ring import PAGE, Mark, Ring, Word
+from diskcache_like.coherence.ring import LEAST_CAPACITY, PAGE, Mark, Ring, Word
 from diskcache_like.coherence.write_lock import WriteLock
 from diskcache_like.storage import write_buffer
 from diskcache_like.storage.opening import opener, replacement
@@ -954,6 +954,22 @@ def test_a_clear_that_fails_hides_nothing(cache: Cache, other: Cache, monkeypatc
     assert (cache["key"], other["key"]) == ("new", "new")
     cache._hot.clear()
     assert cache["key"] == "new"
+
+
+def test_whatever_is_appended_has_room_once_nothing_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flush, flushes = WriteBuffer.flush, 0
+
+    def counted(buffer: WriteBuffer) -> None:
+        nonlocal flushes
+        flushes += 1
+        assert flushes < 5, "it waits for room for ever"
+        flush(buffer)
+
+    monkeypatch.setattr(WriteBuffer, "flush", counted)
+    with Cache(tmp_path, write_buffer=LEAST_CAPACITY, disk_min_file_size=1 << 20) as cache:
+        for size in range(100, LEAST_CAPACITY, 61):
+            flushes = 0
+            cache["key"] = bytes(size)
 
 
 def test_closing_leaves_nothing_to_mend(cache: Cache) -> None:
