@@ -967,9 +967,10 @@ def test_whatever_is_appended_has_room_once_nothing_waits(tmp_path: Path, monkey
 
     monkeypatch.setattr(WriteBuffer, "flush", counted)
     with Cache(tmp_path, write_buffer=LEAST_CAPACITY, disk_min_file_size=1 << 20) as cache:
-        for size in range(100, LEAST_CAPACITY, 61):
+        dice = random.Random(1)
+        for _ in range(2_000):
             flushes = 0
-            cache["key"] = bytes(size)
+            cache["key"] = bytes(dice.choice((10, dice.randrange(LEAST_CAPACITY), dice.randrange(8_000, 8_200))))
 
 
 def test_closing_leaves_nothing_to_mend(cache: Cache) -> None:
