@@ -47,6 +47,12 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_finish() -> None:
+    """Keep the thousands of collected tests out of each `gc.collect`, of which some tests make dozens."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def no_leaks() -> Iterator[None]:
     """Fail a test that leaves a file descriptor, a thread or a child process behind."""

@@ -26,14 +26,14 @@ _PROBE = _FIRST - 1  # the byte on which everybody has a shared lock
 class ByteLocks:
     """What one handle has locked of a control file, until it is closed or the process ends.
 
-    `available` tells whether the system has such locks. A forked child must close what it inherits: otherwise what its
-    parent holds would stay locked as long as the child lives.
+    `available` tells whether the system has such locks, and they are not closed. A forked child must close what it
+    inherits: otherwise what its parent holds would stay locked as long as the child lives.
     """
 
     __slots__ = ("_held", "available", "descriptor")
 
     def __init__(self, path: Path, *, shared: bool = False, create: bool = False) -> None:
-        self.descriptor = -1
+        self.descriptor, self.available = -1, False
         self._held: dict[int, object] = {}  # owners by number; single steps on a dictionary are atomic
         self.descriptor = open_control_file(path, create=create, shared=shared)
         self.available = self._ask(_SET, _PROBE, fcntl.F_RDLCK) is not None
@@ -77,9 +77,14 @@ class ByteLocks:
             reraise_signal(error)
             return None
 
+    def leave(self) -> None:
+        """Do what `close` does; a child that was forked from C, and has the same open file, no longer counts."""
+        self._ask(_SET, _PROBE, fcntl.F_UNLCK)
+        self.close()
+
     def close(self) -> None:
         """Free everything; do nothing the second time."""
-        descriptor, self.descriptor = self.descriptor, -1
+        descriptor, self.descriptor, self.available = self.descriptor, -1, False
         if descriptor >= 0:
             os.close(descriptor)
 

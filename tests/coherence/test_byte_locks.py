@@ -142,6 +142,18 @@ def test_they_tell_whether_another_handle_has_them_open_until_it_is_closed_or_ki
     assert not mine.are_shared(), "closed"
 
 
+@linux
+def test_who_leaves_is_gone_though_a_child_forked_from_c_has_the_same_open_file(path: Path) -> None:
+    with closing(ByteLocks(path)) as mine:
+        other = ByteLocks(path)
+        inherited = os.dup(other.descriptor)
+        try:
+            other.leave()
+            assert not mine.are_shared()
+        finally:
+            os.close(inherited)
+
+
 def locks_of(cache: Cache) -> ByteLocks:
     """Return the byte locks of a cache's handle, opened if it was closed."""
     shard = cache._shards.stores[0].shard

@@ -39,6 +39,7 @@ from diskcache_like.coherence import _native
 from diskcache_like.coherence.generations import Header, prime_below
 from diskcache_like.coherence.ring import LEAST_CAPACITY, PAGE, Mark, Ring, Word
 from diskcache_like.coherence.write_lock import WriteLock
+from diskcache_like.entries.atomic_key import AtomicKey
 from diskcache_like.storage import write_buffer
 from diskcache_like.storage.opening import opener, replacement
 from diskcache_like.storage.rows import Rows
@@ -2101,6 +2102,36 @@ def test_a_handle_that_closes_is_gone_before_it_releases_the_lock(
         patch.setattr(WriteLock, "release_and_close", watched)
         cache.close()
     assert seen == [False]
+
+
+def test_a_handle_that_cannot_be_opened_again_is_none_that_is_open(
+    cache: Cache, other: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache["key"] = 1
+    other.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenShard, "_use", no_room)
+        with pytest.raises(DiskFull):
+            other.get("key")
+    cache.close()
+    assert rows_of(cache) == 1
+
+
+def test_who_computes_in_a_handler_that_interrupts_closing_waits_for_nobody(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, begun = OpenShard._close_connections, list[float]()
+
+    def interrupted(shard: OpenShard) -> None:
+        with pytest.raises(TransactionError):
+            cache.get_or_set("key", lambda: 1)
+        begun.append(1)
+        close(shard)
+
+    monkeypatch.setattr(AtomicKey, "sleep", lambda *_: pytest.fail("it sleeps"))
+    monkeypatch.setattr(OpenShard, "_close_connections", interrupted)
+    cache.close()
+    assert begun
 
 
 def test_of_handles_that_close_at_once_one_flushes(tmp_path: Path) -> None:

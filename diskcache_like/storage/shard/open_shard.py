@@ -135,19 +135,21 @@ class OpenShard(Limits):
         lock = waited or WriteLock(os.path.join(self.directory, LOCK), shared=self.config.shared)
         try:
             found = self._open_files(lock, waited)
-            if self.token == process_token():  # a signal handler that interrupted this was first
-                _close_files(found[0])
-                _close_maps(found[1])
-                lock.close()
-                return
             try:
                 byte_locks = ByteLocks(Path(self.directory, GENERATIONS), shared=self.config.shared)
             except BaseException:
                 _close_files(found[0])
                 _close_maps(found[1])
                 raise
-            self.lock, self.byte_locks = lock, byte_locks
+            if self.token == process_token():  # a signal handler that interrupted this was first
+                byte_locks.close()
+                _close_files(found[0])
+                _close_maps(found[1])
+                lock.close()
+                return
+            self.lock = lock
             self._use(*found)
+            self.byte_locks = byte_locks  # not before: if this raises, nobody takes the handle for one that is open
         except LockTaken:
             raise  # with the lock, for which this thread now waits
         except BaseException:
@@ -254,7 +256,7 @@ class OpenShard(Limits):
         """Close everything, and release the write lock, which the caller holds."""
         lock, generations, ring = self.lock, self.generations, self.ring
         try:
-            self.byte_locks.close()
+            self.byte_locks.leave()
             self._close_connections()
             self._give_back(lock)
             self.appender = None
