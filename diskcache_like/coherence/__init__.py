@@ -3,7 +3,7 @@
 - `generations`: the generation file, by which processes tell each other that an entry may have changed
 - `write_lock`: one writer at a time, among threads and processes
 - `contexts`: how a hold of that lock, and a with-block, ends wherever a signal handler raises
-- `byte_locks`: who is computing a key, or counts in a row; each lock ends with its process
+- `byte_locks`: who has a shard open, is computing a key, or counts in a row; each lock ends with its process
 - `counts`: what all processes have counted
 - `ring`: small writes that the database does not have yet
 - `futex`: sleep until a word changes, and wake those who sleep
