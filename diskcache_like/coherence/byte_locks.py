@@ -88,4 +88,6 @@ class ByteLocks:
         if descriptor >= 0:
             os.close(descriptor)
 
-    __del__ = close  # for a handle that was dropped
+    def __del__(self) -> None:  # of a handle that was dropped
+        if hasattr(self, "descriptor"):  # else a signal handler raised before it was set
+            self.close()

@@ -107,6 +107,11 @@ def test_what_another_thread_closes_meanwhile_holds_nothing(path: Path) -> None:
         assert mine.hold(1, after), "it ended with the one that was closed"
 
 
+def test_what_a_handler_interrupts_at_once_is_dropped_without_a_word() -> None:
+    begun = ByteLocks.__new__(ByteLocks)  # as far as it is when the handler raises
+    begun.__del__()
+
+
 def test_without_such_locks_none_is_available(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(22, "Invalid argument")
