@@ -2134,6 +2134,29 @@ def test_who_computes_in_a_handler_that_interrupts_closing_waits_for_nobody(
     assert begun
 
 
+@pytest.mark.parametrize("opens", [True, False])
+def test_who_writes_in_a_handler_that_interrupts_an_opening_under_the_lock_is_refused(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch, opens: bool
+) -> None:
+    believed, begin, refused = opener._is_believed, opener._begun, list[str]()
+
+    def interrupted(ring: Ring, *rest: Any) -> Ring | None:
+        monkeypatch.setattr(opener, "_begun", begin)
+        if opens:  # the ring that a handler meets is as the interrupted opening found it, or whole by now
+            monkeypatch.setattr(opener, "_is_believed", believed)
+        with pytest.raises(TransactionError, match="is being opened"):
+            cache.set("key", 1, retry=True)
+        refused.append("set")
+        return begin(ring, *rest)
+
+    cache.close()
+    monkeypatch.setattr(opener, "_is_believed", lambda *given: bool(refused) and believed(*given))
+    monkeypatch.setattr(opener, "_begun", interrupted)
+    cache["key"] = 2
+    assert refused
+    assert cache["key"] == 2
+
+
 def test_of_handles_that_close_at_once_one_flushes(tmp_path: Path) -> None:
     number = 4
     start = threading.Barrier(number)

@@ -84,6 +84,7 @@ class OpenShard(Limits):
         self.connection = WriterConnection()
         self.token = NOT_OPEN  # of the process that opened
         self.lock: WriteLock
+        self._opening: WriteLock | None = None  # that of the opening under way
         self.byte_locks: ByteLocks  # closed with the shard
         self.pool: ReaderPool
         self.generations: GenerationFile
@@ -133,6 +134,7 @@ class OpenShard(Limits):
         forking.refuse_inherited(self.directory)
         opener.refuse_foreign(self.directory, self.directory)
         lock = waited or WriteLock(os.path.join(self.directory, LOCK), shared=self.config.shared)
+        around, self._opening = self._opening, lock
         try:
             found = self._open_files(lock, waited)
             try:
@@ -151,11 +153,24 @@ class OpenShard(Limits):
             self._use(*found)
             self.byte_locks = byte_locks  # not before: if this raises, nobody takes the handle for one that is open
         except LockTaken:
+            self._opening = around
+            self.refuse_opener()
             raise  # with the lock, for which this thread now waits
         except BaseException:
             lock.close()
             raise
+        finally:
+            self._opening = around
         self.token = process_token()
+
+    def refuse_opener(self) -> None:
+        """Raise TransactionError in a signal handler that interrupts the opening of the shard under its lock.
+
+        The handler has opened the shard with another lock, and would wait for itself for ever.
+        """
+        opening = self._opening
+        if opening is not None and opening.is_mine():
+            raise TransactionError(f"{self.directory!r} is being opened by the call that this handler interrupts")
 
     def _use(self, opened: opener.Opened, ring: Ring | None, buffer: int) -> None:
         generations, self.settings, self.identity, self.path, epoch, first_reader = opened

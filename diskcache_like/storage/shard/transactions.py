@@ -167,6 +167,7 @@ class Transactions:
         is open once the lock is held, it stays so.
         """
         shard, lock, token = self.shard, self.shard.lock, NOT_OPEN
+        shard.refuse_opener()
         try:
             if lock.acquire(timeout):
                 shard.count("lock_waits")
