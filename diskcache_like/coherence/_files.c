@@ -71,6 +71,6 @@ PyObject *read_file(PyObject *module, PyObject *const *args, Py_ssize_t count)
     if (is_done)
         return content;
     Py_XDECREF(content);
-    PyErr_Clear(); /* of a lack of memory */
+    PyErr_Clear(); /* set if there was no memory */
     Py_RETURN_NONE;
 }

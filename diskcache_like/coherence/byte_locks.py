@@ -26,7 +26,7 @@ _PROBE = _FIRST - 1  # the byte on which everybody has a shared lock
 class ByteLocks:
     """What one handle has locked of a control file, until it is closed or the process ends.
 
-    `available` tells whether the system has such locks, and they are not closed. A forked child must close what it
+    `available` tells whether the system has such locks and these are open. A forked child must close what it
     inherits: otherwise what its parent holds would stay locked as long as the child lives.
     """
 
@@ -78,7 +78,7 @@ class ByteLocks:
             return None
 
     def leave(self) -> None:
-        """Do what `close` does; a child that was forked from C, and has the same open file, no longer counts."""
+        """Close, and no longer count as open, even if a child that was forked from C keeps the file open."""
         self._ask(_SET, _PROBE, fcntl.F_UNLCK)
         self.close()
 

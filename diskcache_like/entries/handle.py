@@ -216,12 +216,11 @@ class Handle:
         return new_codec(**named, settings=settings, policy=self.pickle_policy, extensions=(self.classes,))
 
     def _set_codecs(self) -> None:
-        stores = self.shards.stores
-        first = stores[0]
+        first = self.shards.stores[0]
         if not first.disk.own_values:
             return
         common = self.codec_of(first, {})
-        for store in stores:
+        for store in self.shards.stores:
             is_alike = store.settings == first.settings and store.identity == first.identity
             store.disk.value_codec = common if is_alike else self.codec_of(store, {})
 

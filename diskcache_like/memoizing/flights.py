@@ -57,8 +57,8 @@ class Flight:
         """
         if not despite_failure and self.is_paused():
             return False
-        # Before it is taken, so that an interrupted call gives it back; the same one where a thread does again what
-        # would have blocked the event loop.
+        # Set before the lock is taken, so that an interrupted call gives it back. A thread that repeats a call which
+        # would have blocked the event loop uses the same one.
         self._mark = self._mark or object()
         held = self.atomic.hold(self._mark)
         if held is not None:

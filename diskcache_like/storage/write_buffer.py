@@ -43,8 +43,8 @@ CARRIED: int = 1 << 16  # bytes that a transaction of another kind takes along
 BATCH: int = 1 << 14  # keys that one transaction flushes at most
 SLICE: int = 640  # keys that one append flushes at most; fewer, and more than one in a hundred would flush
 LONGEST: int = 1 << 14  # bytes of a record that is appended
-FULL_PART: int = 4  # of the ring: what may wait, and the most that one record may take, so that it always has room
-LITTLE: int = 1 << 18  # bytes that listing waits for in any case: as much may wait in half of a small ring
+FULL_PART: int = 4  # of the ring: the most that one record may take, so that it always has room, and what may wait
+LITTLE: int = 1 << 18  # bytes that may wait in a ring where a quarter is less, if they fit into half of it
 LIMIT_PART: int = 200  # the ring may hold 1/200 of the size limit: what is written between two volume checks
 
 _BUFFER, _DISPLACED, _NEXT_EXPIRE = Header.BUFFER, Header.DISPLACED, Header.NEXT_EXPIRE

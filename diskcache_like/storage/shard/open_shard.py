@@ -84,7 +84,7 @@ class OpenShard(Limits):
         self.connection = WriterConnection()
         self.token = NOT_OPEN  # of the process that opened
         self.lock: WriteLock
-        self._opening: WriteLock | None = None  # that of the opening under way
+        self._opening: WriteLock | None = None  # the lock of the opening under way
         self.byte_locks: ByteLocks  # closed with the shard
         self.pool: ReaderPool
         self.generations: GenerationFile
@@ -151,7 +151,7 @@ class OpenShard(Limits):
                 return
             self.lock = lock
             self._use(*found)
-            self.byte_locks = byte_locks  # not before: if this raises, nobody takes the handle for one that is open
+            self.byte_locks = byte_locks  # last: if `_use` raises, others do not see an open handle
         except LockTaken:
             self._opening = around
             self.refuse_opener()
